@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf.base.command import run_to_exit_code
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import INTERRUPTED, USER_ERROR, RlhfError
 from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.hydra_errors import explain_hydra_error
@@ -17,14 +18,12 @@ from rlhf.jobs.completion import complete_config
 from rlhf.jobs.job import begin_run, plan_result, show_commands, show_plan
 from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_up_process
 from rlhf.jobs.search import run_search
-from rlhf.jobs.sweep_jobs import end_with_launcher, run_job
+from rlhf.jobs.sweep_jobs import end_with_launcher, read_cap, run_job
 from rlhf.report import at_end
 from rlhf.runtime.launch_mode import path_as_typed
 from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
 
 ROOT = Path(__file__).parent
-USER_ERROR = 2
-INTERRUPTED = 130  # what shells report for a process that Ctrl-C ended
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -58,7 +57,8 @@ def run(job: Job) -> float | None:
         config, run_dir = begin_run(completed, job)
     try:
         if run_dir is not None and job.at_a_time is not None:
-            return run_job(config.hardware, run_dir, script, jobs=job.at_a_time)
+            cap = read_cap(HydraConfig.get(), config.hardware, job.at_a_time)
+            return run_job(config.hardware, run_dir, script, cap, jobs=job.at_a_time)
         from rlhf.runtime import launcher  # imports torch; a wrong configuration has ended before
 
         return launcher.start_ranks(config, run_dir, script, at_end.report_on_exit)
@@ -87,6 +87,9 @@ def start_jobs(command: Command) -> None:
     """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
+            from rlhf.jobs.sweeper import register_sweeper  # loads Hydra's plugins
+
+            register_sweeper()
             main()
         else:
             run_search(command.search, ROOT / "conf", path_as_typed(Path(__file__)))

@@ -113,13 +113,13 @@ def set_cuda_allocator() -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
-def wait_for_exit(process: subprocess.Popen[bytes]) -> int:
-    """Wait for ``process`` and return its exit code.
+def wait_for_exit(process: subprocess.Popen[bytes], seconds: float | None = None) -> int:
+    """Wait for ``process`` and return its exit code; after ``seconds`` raise TimeoutExpired.
 
     Ctrl-C interrupts ``process`` too: KeyboardInterrupt is raised once ``process`` has ended.
     """
     try:
-        return process.wait()
+        return process.wait(seconds)
     except KeyboardInterrupt:
         process.wait()  # the process may have to end ranks on other nodes first
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 USER_ERROR = 2  # exit code after an error that a user can fix
+INTERRUPTED = 130  # exit code of a command that was stopped; the same command continues it
 
 
 class RlhfError(Exception):

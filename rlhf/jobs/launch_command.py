@@ -83,8 +83,9 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     elif not leads:
         yield Command(typed)
     else:
-        with use_temporary_plan_folder(expand_sweep(typed, definitions)) as composed:
-            words = add_sweep_folders(composed, typed)
+        expanded, growing = expand_sweep(typed, definitions)
+        with use_temporary_plan_folder(expanded) as composed:
+            words = add_sweep_folders(composed, typed, growing)
             yield Command(words, sweep_folder_of(words))
 
 

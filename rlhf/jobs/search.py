@@ -44,7 +44,7 @@ from rlhf.jobs.search_command import (
     write_solutions,
 )
 from rlhf.jobs.sweep_command import job_folder_name
-from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share
+from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share, use_cores
 from rlhf.options import hooks_of
 from rlhf.run.console import build_console
 from rlhf.run.metric_table import better_direction
@@ -139,14 +139,9 @@ class Searcher:
         slot = min(free)
         environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
         environment[PARENT] = str(os.getpid())
-        all_cores = os.sched_getaffinity(0)
         command = [sys.executable, self._script, *words]
-        os.sched_setaffinity(0, cores)  # the trial's process inherits these cores
-        try:
-            with open_log(run_dir) as output:
-                process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        finally:
-            os.sched_setaffinity(0, all_cores)
+        with use_cores(cores), open_log(run_dir) as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._say(f"trial {trial.number}: {' '.join(values)}")
         metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
         self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))

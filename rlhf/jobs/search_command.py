@@ -29,7 +29,9 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmName, RunConfig
 from rlhf.jobs.sweep_command import (
+    FILE_WORDS,
     MULTIRUN,
+    SWEEP_WORDS,
     format_sweep_value,
     read_sweep_definition,
     refuse_parent_folders,
@@ -118,6 +120,12 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     definition = read_sweep_definition(names[0], definitions)
     if STUDY not in definition:
         return None
+    typed = [word.partition("=")[0] for word in words]
+    if ours := [key for key in (*FILE_WORDS, *SWEEP_WORDS) if key in (*definition, *typed)]:
+        raise ConfigError(
+            f"sweep={names[0]}, {ours[0]}: belongs to a sweep, whose jobs are known and planned "
+            "before it starts; a study chooses the values of its trials, so limit study.trials"
+        )
     own = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
     if of_hydra := [word for word in own if word.startswith("hydra")]:
         raise ConfigError(

@@ -7,8 +7,9 @@ values that differ between jobs. The same command again therefore continues the 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,13 @@ from rlhf.config.validation import refuse_secrets_in_command
 
 MULTIRUN = frozenset({"-m", "--multirun"})
 MOST_BYTES = 200  # longest folder name of a job; file systems allow 255 bytes
+FILE_WORDS = ("grid", "zip")  # in files of sweeps: all combinations, and paired values
+# Words of sweeps, and the keys that they set.
+SWEEP_WORDS = {
+    "seeds": "seed",
+    "minutes": "hydra.sweeper.minutes",
+    "dollars": "hydra.sweeper.dollars",
+}
 NAMED_BY = ("sweep", "experiment")  # keys whose value begins the name of a sweep's folder
 
 
@@ -37,35 +45,78 @@ def is_sweep(words: Sequence[str]) -> bool:
     return not MULTIRUN.isdisjoint(words)
 
 
-def expand_sweep(words: Sequence[str], definitions: Path) -> list[str]:
-    """Replace ``sweep=NAME`` by the overrides in NAME.yaml; return the new words.
+def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], set[str]]:
+    """Replace ``sweep=NAME`` by the overrides in NAME.yaml, and seeds, minutes and dollars.
 
-    A key that the command sets itself keeps the command's value.
+    A key that the command sets itself keeps the command's value. Return the new words, and the
+    keys of which more values continue the sweep: seed with ``seeds``, and those in grid and zip.
 
     Raises:
-        ConfigError: if NAME.yaml is missing or not a mapping, or the command lacks -m.
+        ConfigError: if NAME.yaml or a value is wrong, or the command lacks -m.
     """
-    names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
-    if not names:
-        return list(words)
-    if not is_sweep(words):
-        raise ConfigError(
-            f"sweep={names[0]} is for several runs: python launch.py -m sweep={names[0]}"
-        )
-    place = words.index(f"sweep={names[0]}")
-    own = [word for word in words if not word.startswith("sweep=")]
+    ours = [word for word in words if word.partition("=")[0] in {"sweep", *SWEEP_WORDS}]
+    if ours and not is_sweep(words):
+        raise ConfigError(f"{ours[0]} is for several runs: python launch.py -m {ours[0]}")
+    own, new, groups, growing = list[str](), list[str](), list[str](), set[str]()
+    for word in words:
+        key, _, value = word.partition("=")
+        own.append("{}={}".format(*_translate(key, value)) if key in SWEEP_WORDS else word)
     given = {word.lstrip("+~").partition("=")[0] for word in own}
-    defined = [item for name in names for item in read_sweep_definition(name, definitions).items()]
-    new = [f"{key}={format_sweep_value(value)}" for key, value in defined if key not in given]
-    return [*own[:place], *new, *own[place:]]
+    for name in (word.removeprefix("sweep=") for word in ours if word.startswith("sweep=")):
+        definition, many, paired = read_sweep_file(name, definitions)
+        new += [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
+        growing |= many - given
+        if paired := [key for key in paired if key not in given]:
+            groups.append(f"[{','.join(paired)}]")
+    if groups:
+        new.append(f"hydra.sweeper.paired=[{','.join(groups)}]")
+    if any(word.startswith("seeds=") for word in ours):
+        growing.add("seed")
+    place = next((n for n, word in enumerate(own) if word.startswith("sweep=")), 0)
+    rest = [word for word in own[place:] if not word.startswith("sweep=")]
+    return [*own[:place], *new, *rest], growing
 
 
-def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[str]:
-    """Add to the words of a sweep the Hydra overrides that set the folders of the sweep and jobs.
+def read_sweep_file(name: str, definitions: Path) -> tuple[dict[str, Any], set[str], list[str]]:
+    """Return the keys and values of a sweep's file, its keys that may grow, and its paired keys."""
+    definition = read_sweep_definition(name, definitions)
+    grid, paired = parts = [definition.pop(part, {}) for part in FILE_WORDS]
+    for part, lists in zip(FILE_WORDS, parts, strict=True):
+        if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
+            raise ConfigError(f"sweep={name}, {part}={lists}: must map keys to lists of values")
+    if len({len(values) for values in paired.values()}) > 1:
+        sizes = ", ".join(f"{key} has {len(values)}" for key, values in paired.items())
+        raise ConfigError(
+            f"sweep={name}, zip: {sizes} values; a job has the values at one place of all lists, "
+            "so make them equally long, or use grid for all combinations"
+        )
+    growing = {*grid, *paired, *(["seed"] if "seeds" in definition else [])}
+    items = [*(_translate(*item) for item in definition.items()), *grid.items(), *paired.items()]
+    if twice := [key for n, (key, _) in enumerate(items) if key in dict(items[:n])]:
+        raise ConfigError(f"sweep={name}: the file gives {twice[0]} twice; keep one")
+    return dict(items), growing, list(paired)
+
+
+def _translate(key: str, value: Any) -> tuple[str, Any]:
+    """Return the override that ``seeds``, ``minutes`` or ``dollars`` is; other keys as given."""
+    if key not in SWEEP_WORDS:
+        return key, value
+    number = 0.0
+    with suppress(ValueError):
+        number = (int if key == "seeds" else float)(str(value))
+    if not 0 < number < inf:
+        raise ConfigError(f"{key}={value}: must be a number above 0, of seeds a whole number")
+    return SWEEP_WORDS[key], f"range(1,{number + 1})" if key == "seeds" else number
+
+
+def add_sweep_folders(
+    words: Sequence[str], typed_words: Sequence[str], growing: Collection[str] = ()
+) -> list[str]:
+    """Add to the words of a sweep Hydra's overrides for its sweeper and the folders of its jobs.
 
     ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
     in a single run. If no sweep starts, the words are returned as they are. A folder that the words
-    already set is kept.
+    already set is kept. The sweep's folder does not depend on the values of keys in ``growing``.
 
     Raises:
         ConfigError: if no job could run, or a value that names a job's folder contains ``..``.
@@ -82,18 +133,26 @@ def add_sweep_folders(words: Sequence[str], typed_words: Sequence[str]) -> list[
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     overrides = OverridesParser.create().parse_overrides(ours)
     refuse_parent_folders(overrides)
-    fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
-    if len(fixed) == len(overrides):
-        return list(words)
-    values = dict(word.split("=", 1) for word in typed_words if "=" in word)
-    name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
-    own = sha256_of("\n".join(sorted(ours)).encode())[:8]
-    folders = [
-        f"hydra.sweep.dir={SWEEPS / f'{name}-{own}'}",
-        "hydra.sweep.subdir='${rlhf_job_folder:${hydra.job.override_dirname}}'",
-        f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
+    fixed = [
+        key
+        for each in overrides
+        if (key := each.key_or_group) not in growing and not each.is_sweep_override()
     ]
-    return _insert_overrides(words, *(f for f in folders if f.partition("=")[0] not in last))
+    new = ["hydra/sweeper=jobs"]
+    if len(fixed) < len(overrides):
+        values = dict(word.split("=", 1) for word in typed_words if "=" in word)
+        name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
+        paired = [word for word in words if word.startswith("hydra.sweeper.paired=")]
+        named = [
+            next((f"{k}=" for k in growing if word.startswith(f"{k}=")), word) for word in ours
+        ]
+        own = sha256_of("\n".join(sorted([*named, *paired])).encode())[:8]
+        new += [
+            f"hydra.sweep.dir={SWEEPS / f'{name}-{own}'}",
+            "hydra.sweep.subdir='${rlhf_job_folder:${hydra.job.override_dirname}}'",
+            f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
+        ]
+    return _insert_overrides(words, *(each for each in new if each.partition("=")[0] not in last))
 
 
 def job_folder_name(text: str) -> str:
@@ -131,8 +190,7 @@ def sweep_folder_of(words: Sequence[str]) -> Path | None:
 @contextmanager
 def use_temporary_plan_folder(words: list[str]) -> Iterator[list[str]]:
     """Yield ``words``; for a sweep with plan=only, let Hydra write to a temporary folder."""
-    is_set_up = any(word.startswith("hydra") for word in words)
-    if not is_sweep(words) or is_set_up or "plan=only" not in words:
+    if not is_sweep(words) or sweep_folder_of(words) or "plan=only" not in words:
         yield words
         return
     with TemporaryDirectory(prefix="rlhf-") as folder:

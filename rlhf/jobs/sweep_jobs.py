@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from math import inf
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from filelock import FileLock, Timeout
+from hydra.conf import HydraConf
 
+from rlhf.base.atomic import write_text_atomically
 from rlhf.base.command import wait_for_exit
 from rlhf.base.cpu import SHARED_BY
-from rlhf.base.errors import CapabilityError, RlhfError
-from rlhf.base.stored_files import open_regular_file
+from rlhf.base.errors import INTERRUPTED, CapabilityError, ConfigError, RlhfError
+from rlhf.base.stored_files import open_regular_file, read_json
 from rlhf.base.supervisor import be_killed_after
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
@@ -27,6 +31,8 @@ from rlhf.run.results import read_objective, read_plan
 from rlhf.run.step_alarms import read_alarms
 
 OUTPUT = "output.log"
+SPENT = ".spent"  # folder of a sweep: the minutes that each job has taken
+POLL_SECONDS = 1.0  # between two looks at the minutes of a job
 PARENT = "RLHF_PARENT"  # variable with the id of a process; when it ends, launch.py ends too
 LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
 
@@ -60,23 +66,77 @@ class JobError(RlhfError):
     """A job of a sweep that failed; the other jobs are not affected."""
 
 
-def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> float:
+class SweepCap(NamedTuple):
+    """The minutes that all jobs of a sweep may take together, in all commands that continue it."""
+
+    folder: Path
+    """The folder of the sweep."""
+    minutes: float
+    """Minutes of parallel jobs add up; inf: no limit."""
+    word: str
+    """The limit as a user gives it, such as dollars=5."""
+
+    def spent(self, job: str | None = None) -> float:
+        """Return the minutes that a job has taken so far; by default, all jobs together."""
+        files = self.folder.glob(f"{SPENT}/*.json") if job is None else [self.file(job)]
+        return sum(read_json(file, float) or 0.0 for file in files)
+
+    def file(self, job: str) -> Path:
+        """Return the file with the minutes of a job, which is written while the job runs."""
+        return self.folder / SPENT / f"{job}.json"
+
+    def describe_end(self) -> str | None:
+        """Return a sentence if the limit is reached; None if it is not."""
+        if (spent := self.spent()) < self.minutes:
+            return None
+        return (
+            f"{self.word} is reached after {spent:.2f} minutes; a larger limit continues the sweep"
+        )
+
+
+def read_cap(hydra: HydraConf, hardware: HardwareConfig, jobs: int) -> SweepCap:
+    """Return the cap of the sweep that ``hydra`` configures, with ``jobs`` jobs at a time.
+
+    Raises:
+        ConfigError: if dollars are limited, and the hardware has no price.
+    """
+    minutes, dollars = (hydra.sweeper.get(name, inf) for name in ("minutes", "dollars"))
+    per_minute = (hardware.price_per_hour or 0.0) * hardware.nodes / jobs / 60
+    if dollars < inf and not per_minute:
+        raise ConfigError(
+            f"dollars={dollars:g}: needs hardware.price_per_hour, the US dollars of a node per "
+            "hour; set it, or limit minutes"
+        )
+    folder = Path(hydra.sweep.dir)
+    if dollars < minutes * per_minute:
+        return SweepCap(folder, dollars / per_minute, f"dollars={dollars:g}")
+    return SweepCap(folder, minutes, f"minutes={minutes:g}")
+
+
+def run_job(
+    hardware: HardwareConfig, run_dir: Path, script: str, cap: SweepCap, *, jobs: int
+) -> float | None:
     """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
 
-    The job prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how
-    many jobs run at a time. If it is above 1, each gets an equal share of the cores and devices.
+    Return None if ``cap`` is reached: the job does not begin, or is stopped after a step. The job
+    prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how many jobs
+    run at a time. If it is above 1, each gets an equal share of the cores and devices.
     """
     say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
     with FileLock(run_dir / "job.lock"):  # wait: the job may still run after its sweep was killed
         if (objective := read_objective(run_dir)) is not None:
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective
+        if _say_end(cap, run_dir):
+            return None
         hours = (read_plan(run_dir) or {}).get("hours")
         planned = "" if hours is None else f", planned {_duration_text(3600 * hours)}"
         say(f"{run_dir.name}: runs{planned}; its screen is in {log}")
         started = time.monotonic()
-        code = _run_process(hardware, run_dir, script, jobs=jobs)
+        code = _run_process(hardware, run_dir, script, cap, jobs=jobs)
         took = time.monotonic() - started
+        if code in {INTERRUPTED, -signal.SIGTERM} and _say_end(cap, run_dir):
+            return None
         if code or (objective := read_objective(run_dir)) is None:
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: {_last_line(log)} (its output "
@@ -87,6 +147,16 @@ def run_job(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) 
     raised = f"; alarms: {alarms}" if alarms else ""
     say(f"{run_dir.name}: objective {objective:.3f} after {_duration_text(took)}{raised}")
     return objective
+
+
+def _say_end(cap: SweepCap, run_dir: Path) -> bool:
+    """Return True if the cap is reached; print it, also to the log, for the list of runs."""
+    if (text := cap.describe_end()) is None:
+        return False
+    build_console(is_main=True, log_every=1).say(f"{run_dir.name}: stopped: {text}")
+    with open_log(run_dir) as log:
+        log.write(f"stopped: {text}\n")
+    return True
 
 
 def open_log(run_dir: Path) -> TextIO:
@@ -103,14 +173,32 @@ def _last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-def _run_process(hardware: HardwareConfig, run_dir: Path, script: str, *, jobs: int) -> int:
+def _run_process(
+    hardware: HardwareConfig, run_dir: Path, script: str, cap: SweepCap, *, jobs: int
+) -> int:
     command = [sys.executable, script, f"resume={run_dir}"]
     share: AbstractContextManager[Mapping[str, str]] = nullcontext(os.environ)
     if jobs > 1:
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
     with share as environment, open_log(run_dir) as out:
         own = {**environment, PARENT: str(os.getpid())}
-        return wait_for_exit(subprocess.Popen(command, env=own, stdout=out, stderr=out))
+        process = subprocess.Popen(command, env=own, stdout=out, stderr=out)
+        return _wait_within_cap(process, cap, run_dir.name)
+
+
+def _wait_within_cap(process: subprocess.Popen[bytes], cap: SweepCap, job: str) -> int:
+    """Return the exit code of a job; store its minutes, and ask it to stop at the cap."""
+    started, before, code, asked = time.monotonic(), cap.spent(job), None, False
+    cap.file(job).parent.mkdir(parents=True, exist_ok=True)
+    while code is None:
+        with suppress(subprocess.TimeoutExpired):
+            code = wait_for_exit(process, POLL_SECONDS)
+        minutes = before + (time.monotonic() - started) / 60
+        write_text_atomically(cap.file(job), f"{minutes}\n")
+        if not asked and cap.spent() >= cap.minutes:
+            process.send_signal(signal.SIGTERM)  # the run ends its step and writes a checkpoint
+            asked = True
+    return code
 
 
 @contextmanager
@@ -122,14 +210,23 @@ def reserve_share_of_machine(
     A share is reserved by a lock on a file in ``sweep_dir``, so it holds across processes.
     """
     number, lock = _acquire_share(sweep_dir / ".shares", jobs)
-    all_cores = os.sched_getaffinity(0)
     try:
         environment, cores = resources_of_share(hardware, number, jobs)
-        os.sched_setaffinity(0, cores)  # the job's process inherits these cores
-        yield environment
+        with use_cores(cores):
+            yield environment
+    finally:
+        lock.release()
+
+
+@contextmanager
+def use_cores(cores: Iterable[int]) -> Iterator[None]:
+    """Use only ``cores`` in the context; processes that are started in it inherit them."""
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
     finally:
         os.sched_setaffinity(0, all_cores)
-        lock.release()
 
 
 def resources_of_share(
@@ -160,13 +257,12 @@ def restrict_plans_to_share(hardware: HardwareConfig, jobs: int | None) -> Itera
     if jobs is None or jobs == 1:
         yield
         return
-    all_cores, (environment, cores) = os.sched_getaffinity(0), resources_of_share(hardware, 0, jobs)
+    environment, cores = resources_of_share(hardware, 0, jobs)
     os.environ[SHARED_BY] = environment[SHARED_BY]
-    os.sched_setaffinity(0, cores)
     try:
-        yield
+        with use_cores(cores):
+            yield
     finally:
-        os.sched_setaffinity(0, all_cores)
         del os.environ[SHARED_BY]
 
 

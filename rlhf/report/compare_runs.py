@@ -223,14 +223,15 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
         ),
     )
     unfinished = [setting for setting in settings if not setting.finished_runs()]
-    finished = sum(bool(run.measures) for run in runs)
+    left_out = [run.folder.name for run in runs if not run.measures]
+    place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings)
     return render_template(
         "sweep.html",
         scripts=["sweep.js", "parallel.js"],
         title=title,
         verdict=_headline(done, found, study),
-        place=f"{finished} of {len(runs)} runs have finished",
+        place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
         **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )

@@ -88,8 +88,8 @@ class FoundRun:
         if (self.folder / "result.json").exists():
             return ""
         tail = (read_tail(self.folder / JOB_OUTPUT) or b"").decode(errors="replace")
-        errors = [line for line in tail.splitlines() if line.startswith("error: ")]
-        return errors[-1] if errors else ""
+        reasons = [line for line in tail.splitlines() if line.startswith(("error: ", "stopped: "))]
+        return reasons[-1] if reasons else ""
 
     @cached_property
     def last_line(self) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -12,18 +13,37 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.runs import TINY_RUN, launch, metrics, new_cache, start
+from rlhf.runs.__main__ import main
+from tests.documents import read_document
+from tests.runs import ROOT, TINY_RUN, launch, metrics, new_cache, start
 
 pytestmark = pytest.mark.slow
 
-GRID = ("ppo.kl_ctl=0.5,0.28", "seed=1,2")  # the last value and the first seed: TINY_RUN
+# The last pair and the first seed: TINY_RUN.
+PAIRS = "zip:\n  ppo.kl_ctl: [0.5, 0.28]\n  ppo.cliprange: [0.1, 0.2]\nseeds: 2\nminutes: 600\n"
+NAMES = [
+    f"ppo.cliprange={c},ppo.kl_ctl={k},seed={s}"
+    for c, k in ((0.1, 0.5), (0.2, 0.28))
+    for s in (1, 2)
+]
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished sweep, two by two."""
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sweeps") / "pairs.yaml"
+    path.write_text(PAIRS)
+    return path
+
+
+def words_of(file: Path, *words: str) -> list[str]:
+    return ["-m", *TINY_RUN, f"sweep={file.with_suffix('')}", *words]
+
+
+@pytest.fixture(scope="module")
+def sweep(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished sweep of two pairs by two seeds."""
     cwd = tmp_path_factory.mktemp("sweep")
-    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=new_cache(cwd / "cache"))
+    run = launch(*words_of(file), cwd=cwd, RLHF_CACHE=new_cache(cwd / "cache"))
     assert run.returncode == 0, run.stderr
     (cwd / "stdout").write_text(run.stdout)
     (folder,) = (cwd / "runs" / "sweeps").iterdir()
@@ -35,7 +55,7 @@ def result_of(run_dir: Path) -> dict[str, Any]:
 
 
 def job(sweep: Path, kl_ctl: float, seed: int) -> Path:
-    return sweep / f"ppo.kl_ctl={kl_ctl},seed={seed}"
+    return sweep / f"ppo.cliprange={0.1 if kl_ctl == 0.5 else 0.2},ppo.kl_ctl={kl_ctl},seed={seed}"
 
 
 def test_jobs_are_runs_named_by_what_differs(sweep: Path) -> None:
@@ -43,7 +63,9 @@ def test_jobs_are_runs_named_by_what_differs(sweep: Path) -> None:
         runs = [metrics(job(sweep, kl_ctl, seed)) for seed in (1, 2)]
         assert all(lines[-2]["ppo/kl_ctl"] == kl_ctl for lines in runs)
         assert runs[0][0] != runs[1][0], "another seed has other metrics"
-    assert sweep.name.startswith("smoke-"), "named by the experiment, and a hash of the command"
+    assert re.search("_pairs-[0-9a-f]{8}$", sweep.name), (
+        "named by the file, and a hash of the command"
+    )
 
 
 def test_equal_phases_are_trained_once(sweep: Path) -> None:
@@ -65,16 +87,16 @@ def test_job_that_reused_phases_equals_a_run_of_its_own(sweep: Path, tiny_run: P
 def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
     content = json.loads((sweep / "result.json").read_text())
     assert [each["values"] for each in content["settings"]] == [
-        {"ppo.kl_ctl": 0.28},
-        {"ppo.kl_ctl": 0.5},
+        {"ppo.cliprange": 0.1, "ppo.kl_ctl": 0.5},
+        {"ppo.cliprange": 0.2, "ppo.kl_ctl": 0.28},
     ]
-    gold = content["settings"][1]["measures"]["gold"]
+    gold = content["settings"][0]["measures"]["gold"]
     golds = [result_of(job(sweep, 0.5, s))["phases"]["ppo"]["gold_after"] for s in (1, 2)]
     assert gold["mean"] == pytest.approx(sum(golds) / 2)
     assert gold["runs"] == 2
     assert yaml.safe_load((sweep / "multirun.yaml").read_text()) == content
     said = (sweep.parents[2] / "stdout").read_text()
-    assert "   2  2 of 2 runs  ppo.kl_ctl=0.5" in said
+    assert "   1  2 of 2 runs  ppo.kl_ctl=0.5 ppo.cliprange=0.1" in said
     first = said.splitlines().index(next(n for n in said.splitlines() if n.strip()[:4] == "gold"))
     row, other = said.splitlines()[first : first + 2]
     assert re.fullmatch(r"gold +1 +0\.\d{3}", row.strip())
@@ -85,7 +107,7 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
 def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) -> None:
     said = (sweep.parents[2] / "stdout").read_text()
     assert len(said.splitlines()) < 45, "of four jobs, with the table"
-    name = "ppo.kl_ctl=0.5,seed=1"
+    name = job(sweep, 0.5, 1).name
     (began, ended) = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
     assert began.endswith(f"; its screen is in {sweep.resolve() / name}/output.log")
     assert re.search(r"objective 0\.\d{3} after 0:0\d:\d\d", ended)
@@ -94,18 +116,75 @@ def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) 
     assert screen.index("plan: ") < screen.index("What to type next")
 
 
-def test_same_command_repeats_nothing_that_finished(sweep: Path) -> None:
-    cwd = sweep.parents[2]
-    times = {path: path.stat().st_mtime_ns for path in sweep.rglob("*/result.json")}
-    lost = job(sweep, 0.5, 1)
-    kept = metrics(lost)
-    (lost / "result.json").unlink()
-    (lost / "ppo" / "result.json").unlink()
-    run = launch("-m", *TINY_RUN, *GRID, cwd=cwd, RLHF_CACHE=cwd / "cache")
-    assert run.returncode == 0, run.stderr
-    again = {path for path, time in times.items() if path.stat().st_mtime_ns != time}
-    assert again == {lost / "result.json", lost / "ppo" / "result.json"}
-    assert metrics(lost) == kept
+def compared(sweep: Path, said: str) -> tuple[Any, ...]:
+    """All that a sweep ends with, apart from times and from who trained shared phases."""
+    content = result_of(sweep)
+    for setting in content["settings"]:
+        del setting["measures"]["minutes"]
+    found = {name: result_of(sweep / name)["phases"] for name in NAMES}
+    for measures in (each for phases in found.values() for each in phases.values()):
+        for name in ("seconds", "measured", "planned", "reused_from", "peak_memory_gib"):
+            measures.pop(name, None)
+    lines = [line.rstrip() for line in said.splitlines()]
+    first, last = (
+        n for n, line in enumerate(lines) if line.lstrip().startswith(("Settings", "minutes "))
+    )
+    return content["settings"], found, lines[first:last], [metrics(sweep / name) for name in NAMES]
+
+
+def test_a_killed_sweep_with_pairs_seeds_and_a_cap_ends_like_the_undisturbed_one(
+    sweep: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, folder = sweep.parents[2] / "cache", tmp_path / "runs" / "sweeps" / sweep.name
+    for name in (job(sweep, 0.5, 1).name, job(sweep, 0.28, 1).name):  # the first two have finished
+        shutil.copytree(sweep / name, folder / name)
+    with start(ROOT / "launch.py", *words_of(file), cwd=tmp_path, RLHF_CACHE=cache) as process:
+        while sum('"ppo"' in each.read_text() for each in folder.glob("*/metrics.jsonl")) < 3:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.kill()
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+    assert len(done) == 2
+    # Both others have taken more than is planned: the cap stops the sweep in or after the first.
+    (folder / ".spent").mkdir(exist_ok=True)
+    for seed_2 in (job(folder, 0.5, 2), job(folder, 0.28, 2)):
+        (folder / ".spent" / f"{seed_2.name}.json").write_text("10")
+    stopped = launch(*words_of(file, "minutes=20.001"), cwd=tmp_path, RLHF_CACHE=cache)
+    assert stopped.returncode == 130, stopped.stderr
+    left = sorted(name for name in NAMES if not (folder / name / "result.json").exists())
+    assert job(folder, 0.28, 2).name in left
+    assert len(left) <= 2
+    told = {name for each in result_of(folder)["settings"] for name in each["unfinished"]}
+    assert {Path(name).name for name in told} == {*left}
+    assert all(f"no result: {name}" in stopped.stdout for name in told)
+    page = (folder / "sweep.html").read_text()
+    assert f"{4 - len(left)} of 4 runs have finished, without {', '.join(left)}" in page
+    assert main([str(folder), "--json"]) == 0
+    rows = read_document("runs", capsys.readouterr().out)["runs"]
+    assert {Path(row["folder"]).name for row in rows} == {*NAMES}
+    stops = {Path(row["folder"]).name: row["reason"] for row in rows if row["reason"]}
+    assert stops.keys() == {*left}
+    end = r"stopped: minutes=20\.001 is reached after 20\.\d\d minutes; a larger limit continues .*"
+    assert all(re.fullmatch(end, reason) for reason in stops.values())
+    assert {row["state"] for row in rows} == {"finished", "ended"}
+    assert [path.stat().st_mtime_ns for path in done] == [*done.values()], "not repeated"
+    ended = launch(*words_of(file), cwd=tmp_path, RLHF_CACHE=cache)
+    assert ended.returncode == 0, ended.stderr
+    undisturbed = (sweep.parents[2] / "stdout").read_text()
+    assert compared(folder, ended.stdout) == compared(sweep, undisturbed)
+    assert "no result" not in ended.stdout
+
+
+def test_a_plan_above_the_cap_is_refused_before_any_job(file: Path, tmp_path: Path) -> None:
+    run = launch(*words_of(file, "minutes=0.01"), cwd=tmp_path)
+    assert run.returncode == 2
+    said = " ".join(run.stderr.split())
+    assert re.search(
+        r"error: minutes=0\.01: the sweep would reach this limit of 0\.01 minutes \(0\.00 minutes "
+        r"spent, \d\.\d\d planned for 4 jobs; .*\); give a larger limit, or fewer .* values$",
+        said,
+    )
+    assert not list(tmp_path.rglob("config.yaml"))
 
 
 JOB = """
@@ -120,13 +199,14 @@ import os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from joblib import Parallel, delayed
-from rlhf.jobs.sweep_jobs import _run_process, end_with_launcher
+from rlhf.jobs.sweep_jobs import SweepCap, _run_process, end_with_launcher
 hardware = SimpleNamespace(ranks_per_node=1, device=None)
+cap = SweepCap(Path("spent"), 9.0, "minutes=9")
 os.environ["RLHF_LAUNCHER"] = str(os.getpid())
 jobs = int(sys.argv[1])
 def job():
     end_with_launcher()
-    _run_process(hardware, Path("job"), "job.py", jobs=jobs)
+    _run_process(hardware, Path("job"), "job.py", cap, jobs=jobs)
 Parallel(n_jobs=jobs)([delayed(job)()])
 """
 
@@ -163,8 +243,8 @@ def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def test_run_starts_from_a_finished_run(sweep: Path, tiny_run: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     own = [word for word in TINY_RUN if not word.startswith(("sft", "reward", "data", "model"))]
-    words = [*own, f"from_run={tiny_run}", "ppo.kl_ctl=0.5", f"run_dir={run_dir}"]
-    run = launch(*words, cwd=tmp_path)
+    words = [*own, f"from_run={tiny_run}", "ppo.kl_ctl=0.5", "ppo.cliprange=0.1"]
+    run = launch(*words, f"run_dir={run_dir}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert f"reward: taken from {tiny_run.resolve()}" in run.stdout
     assert metrics(run_dir) == metrics(job(sweep, 0.5, 1))

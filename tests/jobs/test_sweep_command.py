@@ -39,27 +39,112 @@ def definitions(tmp_path: Path) -> Path:
     (tmp_path / "pets.yaml").write_text(text)
     (tmp_path / "list.yaml").write_text("- a\n")
     (tmp_path / "torn.yaml").write_text("a: [1\n")
+    text = "seeds: 2\nminutes: 30\nphase: sft\ngrid: {sft.epochs: [1, 2]}\n"
+    text += "zip:\n  model: [tiny, opt_125m]\n  sft.batch_size: [16, 8]\n"
+    (tmp_path / "pairs.yaml").write_text(text)
     return tmp_path
+
+
+def expanded(words: list[str], definitions: Path) -> list[str]:
+    return expand_sweep(words, definitions)[0]
+
+
+def folders_of(words: list[str], definitions: Path) -> str:
+    new, growing = expand_sweep(words, definitions)
+    found = add_sweep_folders(new, words, growing)
+    return next(word for word in found if word.startswith("hydra.sweep.dir="))
 
 
 def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
     defined = ["ppo.kl_ctl=0.1,0.2", "ppo.kl_target=null,6", "lora=default", "plan=false"]
-    asked = expand_sweep(["-m", "sweep=pets", "seed=1,2"], definitions)
+    asked = expanded(["-m", "sweep=pets", "seed=1,2"], definitions)
     assert asked == ["-m", *defined, "seed=1,2"], "flags do not come between overrides"
-    assert expand_sweep(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
-    assert expand_sweep(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
+    assert expanded(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
+    assert expanded(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
+
+
+PAIRED = "hydra.sweeper.paired=[[model,sft.batch_size]]"
+
+
+def test_a_file_has_words_for_pairs_seeds_and_caps(definitions: Path) -> None:
+    words, growing = expand_sweep(["-m", "sweep=pairs"], definitions)
+    grid = ["sft.epochs=1,2", "model=tiny,opt_125m", "sft.batch_size=16,8"]
+    limited = ["seed=range(1,3)", "hydra.sweeper.minutes=30.0", "phase=sft"]
+    assert words == ["-m", *limited, *grid, PAIRED]
+    assert growing == {"seed", "sft.epochs", "model", "sft.batch_size"}
+
+
+def test_the_command_replaces_words_of_the_file(definitions: Path) -> None:
+    typed = ["-m", "sweep=pairs", "seeds=5", "minutes=90", "sft.batch_size=4", "dollars=2"]
+    words, growing = expand_sweep(typed, definitions)
+    assert words[1:5] == [
+        "phase=sft",
+        "sft.epochs=1,2",
+        "model=tiny,opt_125m",
+        "hydra.sweeper.paired=[[model]]",
+    ]
+    assert words[5:7] == ["seed=range(1,6)", "hydra.sweeper.minutes=90.0"]
+    assert words[7:] == ["sft.batch_size=4", "hydra.sweeper.dollars=2.0"]
+    assert growing == {"seed", "sft.epochs", "model"}
+    words, growing = expand_sweep(["-m", "sweep=pairs", "seed=7"], definitions)
+    assert words[-1] == "seed=7"
+    assert not any(word.startswith("seed=range") for word in words)
+    assert "seed" not in growing
+    assert expanded(["-m", "sweep=pets", "seeds=2"], definitions)[-1] == "seed=range(1,3)"
+
+
+def test_folders_of_sweeps_that_have_begun_stay(definitions: Path) -> None:
+    begun = ["-m", "experiment=smoke", "ppo.kl_ctl=0.05,0.5", "ppo.cliprange=0.1,0.3", "seed=1,2"]
+    for words, name in (
+        (["-m", "sweep=kl_frontier"], "kl_frontier-be578880"),
+        (begun, "smoke-034b5895"),
+    ):
+        assert folders_of(words, ROOT / "sweeps") == f"hydra.sweep.dir=runs/sweeps/{name}"
+        capped = folders_of([*words, "minutes=9"], ROOT / "sweeps")
+        assert capped == f"hydra.sweep.dir=runs/sweeps/{name}", "another cap continues it"
+
+
+def test_more_values_continue_a_sweep_in_its_folder(definitions: Path) -> None:
+    folder = folders_of(["-m", "sweep=pairs"], definitions)
+    assert folders_of(["-m", "sweep=pairs", "seeds=9", "minutes=60"], definitions) == folder
+    file = definitions / "pairs.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("[1, 2]", "[1, 2, 4]").replace("16, 8]", "16, 4]"))
+    assert folders_of(["-m", "sweep=pairs"], definitions) == folder
+    file.write_text(before.replace("[1, 2]", "[1]"))
+    assert folders_of(["-m", "sweep=pairs"], definitions) == folder
+    for old, new in (
+        ("phase: sft", "phase: reward"),
+        ("sft.epochs", "sft.lr"),
+        ("grid: {sft.epochs: [1, 2]}\nzip:", "zip:\n  sft.epochs: [1, 2]"),
+    ):
+        file.write_text(before.replace(old, new))
+        assert folders_of(["-m", "sweep=pairs"], definitions) != folder, new
+    words = ["-m", "ppo.kl_ctl=0.1,0.2"]
+    assert folders_of([*words, "seeds=2"], definitions) == folders_of(
+        [*words, "seeds=3"], definitions
+    )
+    assert folders_of([*words, "seeds=2"], definitions) != folders_of(words, definitions)
+
+
+def test_one_value_that_may_get_company_names_folders_too(definitions: Path) -> None:
+    (definitions / "pairs.yaml").write_text("phase: sft\ngrid: {sft.epochs: [1]}\n")
+    typed = ["-m", "sweep=pairs"]
+    words, growing = expand_sweep(typed, definitions)
+    found = add_sweep_folders(words, typed, growing)
+    assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[phase]"
 
 
 def test_a_mapping_keeps_each_of_its_values(definitions: Path) -> None:
     """A weight of 0 is not the default weight, and false not a default of true."""
     text = "rewards:\n- {gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}\n"
     (definitions / "judged.yaml").write_text(text)
-    _, word = expand_sweep(["-m", "sweep=judged"], definitions)
+    _, word = expanded(["-m", "sweep=judged"], definitions)
     assert word == "rewards={gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}"
 
 
 def test_command_wins_over_the_definition(definitions: Path) -> None:
-    words = expand_sweep(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
+    words = expanded(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
     assert words[:3] == ["-m", "ppo.kl_target=null,6", "plan=false"]
 
 
@@ -67,7 +152,16 @@ def test_command_wins_over_the_definition(definitions: Path) -> None:
     ("words", "message"),
     [
         (["sweep=pets"], r"^sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
-        (["-m", "sweep=cats"], r"^sweep=cats: no such file in .*; choose one of list, pets, torn$"),
+        (["seeds=5"], r"^seeds=5 is for several runs: python launch\.py -m seeds=5$"),
+        (["-m", "seeds=1.5"], r"^seeds=1\.5: must be a number above 0, of seeds a whole number$"),
+        (["-m", "seeds=0"], r"^seeds=0: must be"),
+        (["-m", "minutes=nan"], r"^minutes=nan: must be"),
+        (["-m", "minutes=inf"], r"^minutes=inf: must be"),
+        (["-m", "dollars=-1"], r"^dollars=-1: must be"),
+        (
+            ["-m", "sweep=cats"],
+            r"^sweep=cats: no such file in .*; choose one of list, pairs, pets, torn$",
+        ),
         (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
         (["-m", "sweep=torn"], r"^sweep=torn: cannot be read \("),
     ],
@@ -77,11 +171,47 @@ def test_wrong_definition_is_refused(definitions: Path, words: list[str], messag
         expand_sweep(words, definitions)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "zip: {a: [1, 2], b: [1, 2, 3]}",
+            r"^sweep=s, zip: a has 2, b has 3 values; .* or use grid",
+        ),
+        ("zip: {a: 1}", r"^sweep=s, zip=\{'a': 1\}: must map keys to lists of values$"),
+        ("grid: [1, 2]", r"^sweep=s, grid=\[1, 2\]: must map keys to lists of values$"),
+        ("grid: {a: [1]}\na: [2]", r"^sweep=s: the file gives a twice; keep one$"),
+        ("seeds: 3\nseed: [2]", r"^sweep=s: the file gives seed twice; keep one$"),
+        ("seeds: true", r"^seeds=True: must be a number above 0"),
+    ],
+)
+def test_words_of_a_file_that_mean_nothing_are_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        expand_sweep(["-m", "sweep=s"], tmp_path)
+
+
+@pytest.mark.parametrize("word", ["minutes: 3", "zip: {a: [1]}", "seeds: 3"])
+def test_a_study_has_no_words_of_a_sweep(word: str, tmp_path: Path) -> None:
+    study = "study: {trials: 1, minimize: [sft.loss]}\nsft.epochs: [1, 2]\n"
+    (tmp_path / "s.yaml").write_text(study + word)
+    key = word.partition(":")[0]
+    with pytest.raises(
+        ConfigError, match=rf"^sweep=s, {key}: belongs to a sweep, .*study\.trials$"
+    ):
+        parse_search(["-m", "sweep=s"], tmp_path)
+    (tmp_path / "s.yaml").write_text(study)
+    with pytest.raises(ConfigError, match=r"^sweep=s, dollars: belongs to a sweep"):
+        parse_search(["-m", "sweep=s", "dollars=3"], tmp_path)
+
+
 def test_a_definition_that_reads_a_secret_is_refused(
     definitions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (definitions / "pets.yaml").write_text("tracking.project: ['a', '${oc.env:MY_PASSWORD}']\n")
-    assert expand_sweep(["-m", "sweep=pets"], definitions)
+    assert expanded(["-m", "sweep=pets"], definitions)
     monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
     with pytest.raises(ConfigError, match=r"^tracking\.project=a,.* is or holds a key"):
         expand_sweep(["-m", "sweep=pets"], definitions)
@@ -133,9 +263,10 @@ def test_last_value_of_a_key_counts() -> None:
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
 
 
-@pytest.mark.parametrize("words", [["seed=1,2"], ["-m", "seed=1"]])
-def test_other_commands_keep_their_folders(words: list[str]) -> None:
-    assert add_sweep_folders(words, words) == words
+def test_other_commands_keep_their_folders() -> None:
+    assert add_sweep_folders(["seed=1,2"], ["seed=1,2"]) == ["seed=1,2"]
+    words = ["-m", "seed=1"]
+    assert add_sweep_folders(words, words) == [*words, "hydra/sweeper=jobs"]
 
 
 def test_a_folder_of_the_users_own_is_a_sweep_like_any_other() -> None:

@@ -105,8 +105,9 @@ def composing(command: str, data_file: Path) -> list[list[str]]:
         return [
             ["--cfg", "job", *search.fixed, *(f"{d.key}={d.example_value}" for d in search.space)]
         ]
-    asked = expand_sweep(words(command), ROOT / "sweeps")
-    given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", a) for a in asked]
+    asked, _ = expand_sweep(words(command), ROOT / "sweeps")
+    kept = [word for word in asked if not word.startswith("hydra.sweeper.")]
+    given = [re.sub(r"^(data\.(?:eval_)?path)=.*", rf"\1={data_file}", word) for word in kept]
     if "--help" in given:
         return [given]
     flags = {"-m", "--cfg", "job", "--json"}

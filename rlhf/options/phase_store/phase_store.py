@@ -32,6 +32,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.phase_store.keys import Reuse
 from rlhf.run.finished_phase import (
     copy_phase_lines,
     link_phase,
@@ -40,6 +41,14 @@ from rlhf.run.finished_phase import (
 from rlhf.run.results import phase_result_path, read_json_object
 
 GIB = 1 << 30
+REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
+
+
+def shared_phases(config: RunConfig) -> list[Phase]:
+    """Return the phases of a run that it takes from the store, or puts into it."""
+    if config.reuse.phases is not Reuse.always:
+        return []
+    return [phase for phase in config.phase.order if phase in REUSED]
 
 
 def phase_key(config: RunConfig, phase: Phase, *, data: str, code: str) -> str:

@@ -18,11 +18,8 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.versions import code_version
 from rlhf.config.choices import Phase
 from rlhf.engine.devices import resolve_dtype
-from rlhf.options.phase_store.keys import Reuse
-from rlhf.options.phase_store.phase_store import PhaseStore, phase_key
+from rlhf.options.phase_store.phase_store import PhaseStore, phase_key, shared_phases
 from rlhf.phases.shared.context import RunContext, phase_data_hash
-
-REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
 
 
 def train_or_reuse(
@@ -61,7 +58,7 @@ def compute_store_key(context: RunContext, phase: Phase) -> str | None:
     # The dtype of auto depends on the machine, and on variables such as ONEDNN_MAX_CPU_ISA.
     dtype = resolve_dtype(hardware.dtype, hardware.device)
     config = replace(config, hardware=replace(hardware, dtype=dtype))
-    if config.reuse.phases is not Reuse.always or phase not in REUSED:
+    if phase not in shared_phases(config):
         return None
     so_far = config.phase.order[: config.phase.order.index(phase) + 1]
     data = "".join(phase_data_hash(context, each) for each in so_far)
