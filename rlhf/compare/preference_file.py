@@ -251,32 +251,24 @@ class WinRate(NamedTuple):
         return cls(models, wins, losses, len(ours) - wins - losses)
 
     @property
-    def num_choices(self) -> int:
-        """Return the number of choices."""
-        return self.wins + self.losses + self.undecided
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the win rate; undecided choices count half."""
-        return wilson_interval(self.wins + self.undecided / 2, self.num_choices)
+    def rate(self) -> tuple[float, tuple[float, float]] | None:
+        """Return the win rate, undecided choices counting half, and its 95 % interval."""
+        won, total = self.wins + self.undecided / 2, self.wins + self.losses + self.undecided
+        return (won / total, wilson_interval(won, total)) if total else None
 
     def as_json(self) -> dict[str, Any]:
         """Return the counts with the win rate and its interval, null without a choice."""
-        rate = (self.wins + self.undecided / 2) / self.num_choices if self.num_choices else None
-        return {
-            **self._asdict(),
-            "win_rate": rate,
-            "win_rate_ci": self.interval if self.num_choices else None,
-        }
+        rate, interval = self.rate or (None, None)
+        return {**self._asdict(), "win_rate": rate, "win_rate_ci": interval}
 
     def __str__(self) -> str:
         first, second = self.models
-        if not self.num_choices:
+        if self.rate is None:
             return f"No choice yet between {first} and {second}."
-        won = self.wins + self.undecided / 2
-        low, high = self.interval
+        rate, (low, high) = self.rate
         return (
-            f"{first} was preferred to {second} in {won / self.num_choices:.0%} of "
-            f"{self.num_choices} comparisons (95 % interval {low:.0%} to {high:.0%}): {self.wins} "
-            f"better, {self.losses} worse, {self.undecided} undecided, which count half."
+            f"{first} was preferred to {second} in {rate:.0%} of "
+            f"{self.wins + self.losses + self.undecided} comparisons (95 % interval {low:.0%} to "
+            f"{high:.0%}): {self.wins} better, {self.losses} worse, {self.undecided} undecided, "
+            "which count half."
         )
