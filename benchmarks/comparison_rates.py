@@ -17,7 +17,8 @@ from pathlib import Path
 
 from common import table
 
-from rlhf.report.comparison import ComparedRun, Setting, estimate_difference, read_compared_run
+from rlhf.report.comparison import ComparedRun, Setting, read_compared_run
+from rlhf.report.differences import estimate_difference
 
 TITLES = ("objective", "exactly right", "score", "KL, nats")
 

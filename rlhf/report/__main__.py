@@ -3,13 +3,15 @@
 python -m rlhf.report RUN_DIR                 write RUN_DIR/report.html
 python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison; --html FILE: also as a page
 python -m rlhf.report SWEEP_DIR               print a comparison; write SWEEP_DIR/sweep.html
+
+A comparison is corrected for all settings that were tried on its question, shown or not.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
@@ -26,20 +28,25 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_command_parser("rlhf.report", __doc__, has_json=True)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
     parser.add_argument("--html", metavar="FILE", help="write the comparison to this page")
+    parser.add_argument(
+        "--registry", metavar="FOLDER", help="count what was tried in it; default: runs/"
+    )
     options = parser.parse_args(arguments)
-    work = partial(_report_or_compare, options.paths, options.html)
-    return run_to_exit_code(work, as_json=options.json)
+    return run_to_exit_code(lambda: _report_or_compare(options), as_json=options.json)
 
 
-def _report_or_compare(words: Sequence[str], html: str | None) -> Result:
-    paths = [expand_user_path(word, key="RUN_DIR") for word in words]
-    if html is None and len(paths) == 1 and (paths[0] / FROZEN).is_file():
+def _report_or_compare(options: argparse.Namespace) -> Result:
+    paths = [expand_user_path(word, key="RUN_DIR") for word in options.paths]
+    html, registry = (
+        None if word is None else expand_user_path(word, key=key)
+        for key, word in (("--html", options.html), ("--registry", options.registry))
+    )
+    if len(paths) == 1 and (paths[0] / FROZEN).is_file() and html is None and registry is None:
         page, result = write_report(paths[0]), read_run_result(paths[0])
         build_console(is_main=True, log_every=1).say(f"wrote {page}")
         alarms = [alarm._asdict() for alarm in read_alarms(paths[0])]
         return Result({"run": str(paths[0]), "page": str(page), "alarms": alarms, "result": result})
-    file = None if html is None else expand_user_path(html, key="--html")
-    return Result(print_comparison(paths, file))
+    return Result(print_comparison(paths, html, registry))
 
 
 if __name__ == "__main__":

@@ -19,18 +19,21 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN
 from rlhf.report.comparison import (
-    UNCOMPARED,
     ComparedRun,
     Setting,
-    SettingsComparison,
+    Tried,
     command_line_text,
-    compare_with_first,
-    comparison_json,
-    differences_json,
     estimate_text,
     find_run_folders,
+    find_tried,
     group_runs_by_setting,
     read_compared_run,
+)
+from rlhf.report.differences import (
+    UNCOMPARED,
+    SettingsComparison,
+    compare_with_first,
+    comparison_json,
 )
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
@@ -63,36 +66,42 @@ DOUBTS = {  # the sentence for each verdict that reports no difference
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
-def print_comparison(paths: Sequence[Path], html: Path | None = None) -> dict[str, Any]:
+def print_comparison(
+    paths: Sequence[Path], html: Path | None = None, registry: Path | None = None
+) -> dict[str, Any]:
     """Print and return a comparison of the runs in ``paths``; write its page to the file ``html``.
 
-    If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder.
+    If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder. The
+    settings that were tried are counted in ``registry`` or, by default, as ``find_tried`` does.
 
     Raises:
         CheckpointError: if a path holds no run.
-        ConfigError: if the folder of ``html`` does not exist.
+        ConfigError: if the folder of ``html``, or ``registry``, does not exist.
     """
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"--html={html}: there is no folder {html.parent}; make it first")
+    if registry is not None and not registry.is_dir():
+        raise ConfigError(f"--registry={registry}: there is no such folder; name one with runs")
     settings = group_runs_by_setting(list(map(read_compared_run, find_run_folders(paths))))
-    found = compare_with_first(settings)
+    tried = find_tried(settings, registry=registry, is_whole_folder=len(paths) == 1)
+    found = compare_with_first(settings, tried)
+    content = comparison_json(settings, found)
     console = build_console(is_main=True, log_every=1)
     for line in legend_lines(settings):
         console.say(line)
     console.show(comparison_table(settings, found))
     for line in note_lines(settings, found):
         console.say(line)
+    for run in (run for setting in settings for run in setting.runs if not run.measures):
+        console.say(f"no result: {run.folder}")
     if len(paths) == 1 and not (paths[0] / FROZEN).exists():
-        content = comparison_json(settings)
         write_json(paths[0] / "result.json", content)
-        text = yaml.safe_dump(content, sort_keys=False)
-        write_text_atomically(paths[0] / "multirun.yaml", text)
-        console.say(f"wrote {write_sweep_report(paths[0], settings)}")
+        console.say(f"wrote {write_sweep_report(paths[0], settings, tried)}")
     if html is not None:
         count = sum(len(setting.runs) for setting in settings)
-        write_text_atomically(html, sweep_page(f"{count} runs", settings))
+        write_text_atomically(html, sweep_page(f"{count} runs", settings, tried=tried))
         console.say(f"wrote {html}")
-    return comparison_json(settings) | differences_json(settings, found)
+    return content
 
 
 def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
@@ -124,25 +133,44 @@ def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> 
             cells = [estimate_text(told.estimate, "+")] if told else [""]
             table.add_row(
                 *(next(names, ""), str(number + 1), estimate_text(mean)),
-                *(*cells, found.verdict(number, title)),
+                *(*cells, found.verdict_text(number, title)),
             )
         table.add_section()
     return table
 
 
 def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
-    """Yield sentences on how to read the table, and on what is not compared, with the reason."""
-    if found.num_tests:
+    """Yield sentences on what was tried, how to read verdicts, and what is not compared and why."""
+    tried, tests = found.tried, found.num_tests
+    if tried.num_settings > 1:
+        places = f" in {' and '.join(map(str, tried.places))}" if tried.places else ""
+        corrected = f"; corrected for {tests} differences" if tests else ""
+        chosen = " (every pair, since the reference is not the setting tried first)"
         yield (
-            "± is the 95 % interval over seeds. higher, lower: a difference that is told although "
-            f"{found.num_tests} were tested (Holm's correction at 5 %); -: none can be told."
+            f"{len(settings)} settings compared of {tried.num_settings} tried on this question"
+            f"{places}{corrected}{chosen * (tests > 0 and tried.is_reference_chosen)}. The best of "
+            "several owes part of its value to luck: expect less from new seeds."
         )
-    if found.differences and not found.num_tests:
-        yield "Fewer than three seeds tell nothing about a difference: give seed=1,2,3 or more."
+    if tried.num_settings > len(settings):
+        yield "--registry FOLDER, chosen before the results, counts the runs of that folder only."
+    if tests:
+        yield (
+            "± is the 95 % interval over seeds. higher, lower: a difference that Holm's correction "
+            "at 5 % keeps. - (+N): none is told; N more seeds of each setting tell one in 4 of 5 "
+            "cases if it and its spread are as measured. Fix their number before you start them."
+        )
+    elif found.differences:
+        yield (
+            "Fewer than three seeds tell nothing about a difference and have no interval: give "
+            "seed=1,2,3 or more."
+        )
+    if shares := [d.prompt_share for d in found.differences.values() if d.prompt_share is not None]:
+        yield (
+            f"Noise of single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance of "
+            "differences between seeds: that part shrinks with ppo.eval_prompts too."
+        )
     for title, reason in found.left_out.items():
         yield f"not compared: {title} ({reason})"
-    for run in (run for setting in settings for run in setting.runs if not run.measures):
-        yield f"no result: {run.folder}"
 
 
 class StudyResults(NamedTuple):
@@ -203,16 +231,23 @@ def trial_numbers(setting: Setting) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def write_sweep_report(sweep_dir: Path, settings: Sequence[Setting]) -> Path:
+def write_sweep_report(
+    sweep_dir: Path, settings: Sequence[Setting], tried: Tried | None = None
+) -> Path:
     """Write the report of a sweep or a search to its folder; return the path of the page."""
     path = sweep_dir / SWEEP_REPORT
     study = read_study_results(sweep_dir)
-    page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study)
+    page = sweep_page(f"{'Search' if study else 'Sweep'} {sweep_dir.name}", settings, study, tried)
     write_text_atomically(path, page)
     return path
 
 
-def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | None = None) -> str:
+def sweep_page(
+    title: str,
+    settings: Sequence[Setting],
+    study: StudyResults | None = None,
+    tried: Tried | None = None,
+) -> str:
     """Return the HTML that compares settings, solutions of ``study`` first, then by objective."""
     runs = [run for setting in settings for run in setting.runs]
     done = sorted(
@@ -225,7 +260,7 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
     unfinished = [setting for setting in settings if not setting.finished_runs()]
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
-    found = compare_with_first(settings)
+    found = compare_with_first(settings, tried)
     return render_template(
         "sweep.html",
         scripts=["sweep.js", "parallel.js"],
@@ -233,6 +268,7 @@ def sweep_page(title: str, settings: Sequence[Setting], study: StudyResults | No
         verdict=_headline(done, found, study),
         place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
+        notes=[*note_lines(settings, found)],
         **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )
 
@@ -324,7 +360,7 @@ def _tables_and_charts(
     goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
     parts: dict[str, Any] = {
         "table": _settings_table(ranked, titles, found, study),
-        "notes": _notes(done, keys, found),
+        "varied": keys,
         "frontiers": [frontier_chart(goal, done) for goal in goals],
         "parallel": None,
         "parameters": None,
@@ -353,27 +389,6 @@ def _is_worth_drawing(title: str, done: Sequence[Setting]) -> bool:
     return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
-def _notes(done: Sequence[Setting], keys: Sequence[str], found: SettingsComparison) -> list[str]:
-    """Return sentences on the number of tests, and on what cannot be compared or drawn."""
-    notes = []
-    if found.num_tests:
-        notes.append(
-            f"Verdicts count all {found.num_tests} differences that were tested (Holm's "
-            "correction)."
-        )
-    if len(done) > 1 and not found.num_tests:
-        notes.append(
-            "Fewer than three seeds tell nothing about a difference: no interval is drawn."
-        )
-    if len(done) > 1 and len(keys) >= len(done):
-        notes.append(
-            f"{len(done)} settings differ in {len(keys)} keys: the effects of keys cannot be told "
-            "apart, so no chart of a key is drawn."
-        )
-    notes += [f"Not compared: {title} ({reason})." for title, reason in found.left_out.items()]
-    return notes
-
-
 def _settings_table(
     done: Sequence[Ranked],
     titles: Sequence[str],
@@ -388,7 +403,7 @@ def _settings_table(
         elif setting is found.reference:
             verdict = "reference"
         else:
-            verdict = found.verdict(number, goal).replace("-", "no difference")
+            verdict = found.verdict_text(number, goal).replace("-", "no difference")
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
         measures = [estimate_text(setting.estimates()[title]) for title in titles]
         trials = ", ".join(map(str, trial_numbers(setting))) if study else ""

@@ -1,76 +1,73 @@
-"""Read runs to compare, group them by setting, and test over seeds whether settings differ.
+"""Read runs to compare, group them by setting, and count the settings that were tried.
 
 Only numbers with the same meaning are compared. The meaning of a score is the reward that gave it.
 A reward model is identified by the hash of its weights, so scores are compared only between runs
 that share it (``from_run``, the store of phases).
 
-Two settings with two or more common seeds are compared by the differences between their runs with
-the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
-is reported only if its 95 % interval excludes 0 and Holm's correction for all differences of the
-comparison keeps it (https://www.jstor.org/stable/4615733). It is never reported from fewer than
-three seeds: Student's interval of two seeds is 12.7 standard errors to each side. Seeds without any
-spread give no interval, and so no verdict.
+Whoever compares the best of many settings with another makes, in effect, all comparisons that led
+to this choice, so the settings of all runs that ask the same question count: runs with the same
+last phase, model and data and, after PPO without a gold judge, the same rewards and base of the
+reward model.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.hashing import sha256_of
-from rlhf.base.intervals import (
-    LEVEL,
-    Estimate,
-    mean_of,
-    mean_with_interval,
-    t_quantile,
-    two_sided_p_value,
-)
+from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.manifest import MANIFEST
-from rlhf.base.stored_files import MANIFEST_FORM, RESULT, read_json
-from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.base.stored_files import HELD_OUT, MANIFEST_FORM, RESULT, read_json, read_stored_text
+from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import FROZEN, read_frozen_keys
+from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
+from rlhf.config.run_dir import RUNS
 from rlhf.config.schema.keys import NO_PHASE
 from rlhf.report.summary import describe_objective
 
 FEWEST_SEEDS = 3  # with two seeds, the interval would be ± 12.7 standard errors
-SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
 # The last parts of keys whose values the planner chooses; such keys are not compared.
 CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
 SHOWN = 8  # digits of a hash that are shown
-TINY = 1e-9  # a half-width below this share of the mean is only rounding error
-UNCOMPARED = ("minutes",)  # measures that depend on the machine's other load
-OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures of phases before PPO
-
-SettingMeasure = tuple[int, str]  # the number of a setting, and the title of a measure
+# Patterns of the keys that are equal in runs which ask the same question.
+BASE = r"model\.(init|path|architecture)"
+DATA = r"data\.(source|path|eval_path|subset|size|sets\.[^.]+\.(path|subset))"
+JUDGE = rf"rewards|reward_{BASE}"  # of PPO without the gold judge of generated data
+NAME = r"[^\s:#-][^:\n]*"
+KEY_AND_VALUE = re.compile(rf"^( *)({NAME}):(.*(?:\n(?! *{NAME}:).*)*)", re.MULTILINE)
+RESULTS = ("result.json", "metrics.jsonl")  # a run without these files has shown nothing yet
 
 
 class Measure(NamedTuple):
-    """A number in result.json: its title in comparisons, its name, and phases that have it."""
+    """A number in result.json: its title in comparisons, its name, and phases that have it.
+
+    ``of_prompts`` is the name in ppo/held_out.json of the values whose mean the number is.
+    """
 
     title: str
     name: str
+    of_prompts: str = ""
     phases: tuple[str, ...] = ("ppo", "dpo")
 
 
 MEASURES = (
-    Measure("exactly right", "exact_after"),
-    Measure("gold", "gold_after"),
-    Measure("score", "score_after"),
-    Measure("KL, nats", "kl_to_reference"),
-    Measure("tokens", "response_tokens_after"),
-    Measure("accuracy", "accuracy", ("dpo", "reward")),
-    Measure("perplexity", "perplexity_after", ("sft",)),
+    Measure("exactly right", "exact_after", "gold/exact"),
+    Measure("gold", "gold_after", "gold/gold"),
+    Measure("score", "score_after", "score"),
+    Measure("KL, nats", "kl_to_reference", "kl"),
+    Measure("tokens", "response_tokens_after", "tokens"),
+    Measure("accuracy", "accuracy", phases=("dpo", "reward")),
+    Measure("perplexity", "perplexity_after", phases=("sft",)),
 )
 
 
@@ -84,6 +81,8 @@ class ComparedRun(NamedTuple):
     """Value of each measure by title; empty if the run has not finished."""
     meanings: Mapping[str, str] = {}
     """What a measure means, by title; measures without an entry mean the same in every run."""
+    by_prompt: Mapping[str, Mapping[str, Sequence[float | None]]] = {}
+    """Values of the held-out prompts "before" and "after" PPO, by name; {} if none are stored."""
 
     @property
     def seed(self) -> int:
@@ -121,9 +120,7 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run directories: each path that is a run, and all runs below the other paths."""
     found = []
     for path in paths:
-        below = sorted(file.parent for file in path.rglob(FROZEN)) if path.is_dir() else []
-        runs = [path] if (path / FROZEN).is_file() else below
-        if not runs:
+        if not (runs := list(walk_to_runs(path))):
             raise CheckpointError(
                 f"{path} holds no run: neither it nor a folder in it has {FROZEN}"
             )
@@ -131,10 +128,25 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
+def walk_to_runs(place: Path) -> Iterator[Path]:
+    """Yield the run directories in ``place``, sorted; run directories and links are not entered."""
+    for folder, below, files in os.walk(place):
+        below.sort()
+        if FROZEN in files:
+            below.clear()
+            yield Path(folder)
+
+
+def start_time(run: Path) -> float:
+    """Return when a run began, in seconds since 1970: its command is written once."""
+    path = run / COMMAND
+    return (path if path.exists() else run / FROZEN).stat().st_mtime
+
+
 def read_compared_run(folder: Path) -> ComparedRun:
     """Read the configuration and the measures of a run; it has no measures before it finishes."""
     frozen = read_frozen_keys(folder)
-    keys = {key: v for key, v in frozen.items() if not _is_ignored_key(key)}
+    keys = {key: value for key, value in frozen.items() if not is_ignored_key(key)}
     keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # earlier phases may be reused
     result = read_json(folder / "result.json", RESULT)
     # The objective is null if it was not a finite number; the run then counts as unfinished.
@@ -147,7 +159,9 @@ def read_compared_run(folder: Path) -> ComparedRun:
                 measures.setdefault(measure.title, result["phases"][phase][measure.name])
     measures["minutes"] = 60 * result["measured"]["hours"]
     known = {title: value for title, value in measures.items() if value is not None}
-    return ComparedRun(folder, keys, known, measure_meanings(folder, frozen, result["phases"]))
+    meanings = measure_meanings(folder, frozen, result["phases"])
+    by_prompt = read_json(folder / "ppo" / "held_out.json", HELD_OUT) or {}
+    return ComparedRun(folder, keys, known, meanings, by_prompt)
 
 
 def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
@@ -176,23 +190,6 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
     return found if len(values) >= FEWEST_SEEDS else found._replace(half=math.nan)
 
 
-def comparison_json(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return the comparison as JSON data: per setting its values, run folders and measures."""
-    content = [
-        {
-            "values": dict(setting.values),
-            "runs": [str(run.folder) for run in setting.runs],
-            "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
-            "measures": {
-                title: {"mean": found.mean, "half": found.half, "runs": found.size}
-                for title, found in setting.estimates().items()
-            },
-        }
-        for setting in settings
-    ]
-    return {"settings": replace_non_finite(content)}
-
-
 def command_line_text(value: object) -> str:
     """Return a value of the configuration as the text that a user would type."""
     if isinstance(value, bool) or value is None:
@@ -206,7 +203,8 @@ def estimate_text(found: Estimate, sign: str = "") -> str:
     return f"{found.mean:{sign}.3f}{interval}"
 
 
-def _is_ignored_key(key: str) -> bool:
+@cache
+def is_ignored_key(key: str) -> bool:
     """Return True if the key changes no result, or its value is chosen by the planner."""
     try:
         return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
@@ -266,151 +264,79 @@ def _short_hash(values: Mapping[str, Any]) -> str:
     return sha256_of(text.encode())[:SHOWN]
 
 
-class Difference(NamedTuple):
-    """The difference of a measure between a setting and the reference setting."""
+class Tried(NamedTuple):
+    """The settings that were tried on the question of a comparison."""
 
-    estimate: Estimate  # its half-width is NaN if no interval can be given
-    fewest_seeds: int  # the smaller number of seeds of the two settings
-    freedom: float = math.nan  # degrees of freedom of the interval
-
-    @property
-    def verdict(self) -> str:
-        """Return "higher", "lower", "-" (not significant), "one seed", "two seeds", "no spread"."""
-        if math.isnan(self.estimate.half):
-            return SEEDS_IN_WORDS.get(self.fewest_seeds, "no spread")
-        if not self.estimate.excludes_zero:
-            return "-"
-        return "higher" if self.estimate.mean > 0 else "lower"
+    num_settings: int
+    places: Sequence[Path] = ()  # folders whose runs were counted
+    is_reference_chosen: bool = False
+    """True if whoever gave the command could have chosen the reference for its results."""
 
     @property
-    def p_value(self) -> float:
-        """Return the p-value of the difference; NaN without an interval."""
-        return two_sided_p_value(self.estimate, self.freedom)
+    def num_differences(self) -> int:
+        """Return, for each measure, how many differences could have been chosen to be shown."""
+        others = self.num_settings - 1
+        return self.num_settings * others // 2 if self.is_reference_chosen else others
 
 
-class SettingsComparison(NamedTuple):
-    """All settings compared with the first that has finished runs, the reference."""
+def find_tried(
+    settings: Sequence[Setting], *, registry: Path | None, is_whole_folder: bool
+) -> Tried:
+    """Find all settings that were tried on the questions of the compared ``settings``.
 
-    reference: Setting | None
-    titles: Sequence[str]  # measures to show
-    differences: Mapping[SettingMeasure, Difference]
-    kept: frozenset[SettingMeasure]  # differences that are significant after the correction
-    left_out: Mapping[str, str]  # why a measure is not compared, by title
-
-    @property
-    def num_tests(self) -> int:
-        """Return the number of differences that were tested."""
-        return sum(not math.isnan(found.p_value) for found in self.differences.values())
-
-    def verdict(self, setting: int, title: str) -> str:
-        """Return the verdict on a measure after Holm's correction; "" if it is not compared."""
-        if (found := self.differences.get((setting, title))) is None:
-            return ""
-        is_told = found.verdict in {"higher", "lower"}
-        return "-" if is_told and (setting, title) not in self.kept else found.verdict
-
-
-def compare_with_first(settings: Sequence[Setting]) -> SettingsComparison:
-    """Compare the settings with the first that has finished runs, in measures of equal meaning.
-
-    Measures that all settings share, or that repeat another measure, are not shown.
+    They are the settings compared and those of the runs in ``registry`` or, by default, in the
+    folder ``runs`` that holds the compared runs (without such a folder: beside them). The reference
+    cannot have been chosen for its results if it is the first of a whole folder, or was tried first
+    of all.
     """
-    numbers = [number for number, setting in enumerate(settings) if setting.finished_runs()]
-    if not numbers:
-        return SettingsComparison(None, [], {}, frozenset(), {})
-    first, others = settings[numbers[0]], numbers[1:]
-    every = dict.fromkeys(title for n in numbers for title in settings[n].estimates())
-    titles = [title for title in every if not _is_redundant(title, every, settings)]
-    found: dict[SettingMeasure, Difference] = {}
-    left_out: dict[str, str] = {}
-    for number in others:
-        for title in titles:
-            both_have = all(title in each.estimates() for each in (first, settings[number]))
-            if title in UNCOMPARED or not both_have:
-                continue
-            if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
-                left_out.setdefault(title, reason)
-            else:
-                found[number, title] = estimate_difference(first, settings[number], title)
-    probabilities = {place: each.p_value for place, each in found.items()}
-    return SettingsComparison(first, titles, found, keep_significant(probabilities), left_out)
+    compared = [run.folder.resolve() for each in settings for run in each.runs]
+    places = sorted({registry.resolve()} if registry else {*map(_find_registry, compared)})
+    keys = {folder: _read_keys(folder) for folder in compared}
+    for place in places:
+        # What is in the subfolders of a folder of another name is unknown: it may be a whole home.
+        is_entered = registry or place.name == RUNS.name
+        beside = (file.parent for file in place.glob(f"*/{FROZEN}"))
+        for run in walk_to_runs(place) if is_entered else beside:
+            if any((run / name).is_file() for name in RESULTS):
+                with suppress(CheckpointError):  # a damaged run shows no result of a setting
+                    keys[run] = _read_keys(run)
+    questions = {question_of(keys[run]) for run in compared}
+    asked = [run for run in keys if question_of(keys[run]) in questions]
+    tried = group_runs_by_setting([ComparedRun(run, keys[run], {}) for run in asked])
+    first = min(asked, key=start_time)
+    reference = next((each.runs[0].folder for each in settings if each.finished_runs()), first)
+    one, other = (keys[run] | {"seed": ""} for run in (first, reference.resolve()))
+    count = max(len(tried), len(settings))  # a run that is named twice is two settings
+    return Tried(count, places, not is_whole_folder and one != other)
 
 
-def differences_json(settings: Sequence[Setting], found: SettingsComparison) -> dict[str, Any]:
-    """Return the differences from the reference as JSON data; settings are numbered from 0."""
-    return {
-        "reference": next((n for n, each in enumerate(settings) if each is found.reference), None),
-        "differences": [
-            {"setting": number, "measure": title, "verdict": found.verdict(number, title)}
-            | {"mean": difference.estimate.mean, "half": difference.estimate.half}
-            for (number, title), difference in found.differences.items()
-        ],
-        "not_compared": dict(found.left_out),
-    }
+def question_of(keys: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    """Return what is equal in the ``keys`` of runs that ask one question; values are texts."""
+    is_judged = keys.get("data.source") == Source.synthetic or keys["phase"] != Phase.ppo
+    asked = rf"(phase|{BASE}|{DATA}{'' if is_judged else f'|{JUDGE}'})(\..+)?"
+    return frozenset(each for each in keys.items() if re.fullmatch(asked, each[0]))
 
 
-def keep_significant(probabilities: Mapping[SettingMeasure, float]) -> frozenset[SettingMeasure]:
-    """Return the keys of the p-values that are significant after Holm's correction."""
-    tested = {place: p for place, p in probabilities.items() if not math.isnan(p)}
-    kept = set()
-    for number, place in enumerate(sorted(tested, key=tested.__getitem__)):
-        if tested[place] > (1 - LEVEL) / (len(tested) - number):
-            break
-        kept.add(place)
-    return frozenset(kept)
+def _find_registry(run: Path) -> Path:
+    """Return the folder ``runs`` that holds a run; without one, the folder that the run is in."""
+    return next((folder for folder in run.parents if folder.name == RUNS.name), run.parent)
 
 
-def estimate_difference(first: Setting, other: Setting, title: str) -> Difference:
-    """Return the difference, ``other`` minus ``first``, of the measure ``title``.
+def _read_keys(folder: Path) -> dict[str, str]:
+    """Return the keys of a run that change results, and its last phase, with unparsed values."""
+    texts = scan_keys(read_stored_text(folder / FROZEN) or "")
+    keys = {key: text for key, text in texts.items() if not is_ignored_key(key)}
+    return keys | {"phase": texts.get("phase.order", "").rpartition(" ")[2]}
 
-    The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For paired runs
-    they are the number of pairs minus 1, as in Student's interval.
+
+def scan_keys(text: str) -> dict[str, str]:
+    """Return the text of every value in YAML as OmegaConf writes it, by dotted key, unparsed.
+
+    To parse the YAML takes ten times as long.
     """
-    if pairs := _seed_pairs(first, other):
-        samples = [[theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]]
-        mean = mean_of(samples[0])
-    else:
-        settings = (first.finished_runs(), other.finished_runs())
-        samples = [[run.measures[title] for run in runs] for runs in settings]
-        mean = mean_of(samples[1]) - mean_of(samples[0])
-    size, fewest = sum(map(len, samples)), min(map(len, samples))
-    if fewest < FEWEST_SEEDS or not math.isfinite(mean):
-        return Difference(Estimate(mean, math.nan, size), fewest)
-    parts = [statistics.variance(sample) / len(sample) for sample in samples]
-    terms = sum(p * p / (len(sample) - 1) for p, sample in zip(parts, samples, strict=True))
-    freedom = sum(parts) ** 2 / terms if terms else size - len(samples)
-    half = t_quantile(freedom) * math.sqrt(sum(parts))
-    has_spread = half > TINY * abs(mean) or not mean
-    return Difference(Estimate(mean, half if has_spread else math.nan, size), fewest, freedom)
-
-
-def _seed_pairs(first: Setting, other: Setting) -> list[tuple[ComparedRun, ComparedRun]]:
-    """Return pairs of finished runs with the same seed; [] if there are too few such pairs."""
-    ours, theirs = ({run.seed: run for run in each.finished_runs()} for each in (first, other))
-    common = sorted(ours.keys() & theirs.keys())
-    is_paired = len(common) > 1 or ours.keys() == theirs.keys()
-    return [(ours[seed], theirs[seed]) for seed in common] if is_paired else []
-
-
-def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
-    """Return True if a measure repeats the gold score, or a result that all settings share.
-
-    Settings of PPO can share the accuracy and the perplexity of earlier phases: then all runs with
-    the same seed have the same value.
-    """
-    if title == "objective" and "gold" in titles:
-        return True
-    runs = [run for setting in settings for run in setting.runs if title in run.measures]
-    values = {(run.seed, run.measures[title]) for run in runs}
-    return title in OF_EARLIER_PHASES and len(values) == len({run.seed for run in runs})
-
-
-def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:
-    """Return both meanings of a measure as text; None if it means the same in compared runs.
-
-    Runs are compared in pairs with the same seed or, without such pairs, every run of ``first``
-    with every run of ``other``.
-    """
-    pairs = _seed_pairs(first, other) or product(first.finished_runs(), other.finished_runs())
-    meanings = ([run.meanings.get(title, "") for run in pair] for pair in pairs)
-    return next((f"{one}; {two}" for one, two in meanings if one != two), None)
+    path: list[str] = []
+    found = {}
+    for indent, name, value in KEY_AND_VALUE.findall(text):
+        path[len(indent) // 2 :] = [name]
+        found[".".join(path)] = value.strip()
+    return found

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
@@ -31,7 +31,8 @@ from rlhf.base.stored_files import (
     read_stored_text,
 )
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, FROZEN, read_command
+from rlhf.config.freeze import FROZEN, read_command
+from rlhf.report.comparison import scan_keys, start_time, walk_to_runs
 from rlhf.run.results import finished_phases
 from rlhf.watch.progress import METRICS_FILE, RunProgress
 
@@ -55,9 +56,8 @@ class FoundRun:
 
     @cached_property
     def started(self) -> float:
-        """Return when the run began, in seconds since 1970: its command is written once."""
-        path = self.folder / COMMAND
-        return (path if path.exists() else self.folder / FROZEN).stat().st_mtime
+        """Return when the run began, in seconds since 1970."""
+        return start_time(self.folder)
 
     @cached_property
     def bundle(self) -> Mapping[str, Any] | None:
@@ -168,7 +168,7 @@ class FoundRun:
 
     def config_keys(self) -> set[str]:
         """Return the dotted keys of the run's configuration."""
-        return set(_iterate_keys(self._frozen))
+        return set(scan_keys(self._frozen))
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of a run."""
@@ -207,20 +207,9 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
                 f"{place}: there is no such folder. Name a folder with runs; without a name, the "
                 "runs in runs/ are listed. Filters are KEY=VALUE, such as state=finished"
             )
-        for folder in _walk_to_runs(place):
+        for folder in walk_to_runs(place):
             found.setdefault(os.path.realpath(folder), FoundRun(folder))
     return sorted(found.values(), key=lambda run: (run.started, run.folder))
-
-
-def _walk_to_runs(place: Path) -> Iterator[Path]:
-    """Yield the run directories below ``place``; a run directory is not entered."""
-    if (place / FROZEN).is_file():
-        yield place
-        return
-    with os.scandir(place) as entries:
-        below = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for folder in sorted(below):
-        yield from _walk_to_runs(folder)
 
 
 class Filter(NamedTuple):
@@ -293,14 +282,6 @@ def read_yaml_key(text: str, key: str) -> Any:
             return ...
         text, indent = found[1], f"{indent}  "
     return _parse_value(text)
-
-
-def _iterate_keys(text: str) -> Iterator[str]:
-    """Yield the dotted keys of YAML as OmegaConf writes it, those of blocks included."""
-    path: list[str] = []
-    for indent, name in re.findall(r"^( *)([^\s:#-][^:\n]*):", text, re.MULTILINE):
-        path[len(indent) // 2 :] = [name]
-        yield ".".join(path)
 
 
 def _parse_value(text: str) -> Any:

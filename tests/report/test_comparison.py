@@ -20,14 +20,15 @@ from rlhf.report.compare_runs import comparison_table, legend_lines, note_lines
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
-    compare_with_first,
-    comparison_json,
-    differences_json,
-    estimate_difference,
     find_run_folders,
     group_runs_by_setting,
-    keep_significant,
     read_compared_run,
+)
+from rlhf.report.differences import (
+    compare_with_first,
+    comparison_json,
+    estimate_difference,
+    keep_significant,
 )
 from rlhf.run.console import Console
 from tests.documents import read_document
@@ -51,8 +52,8 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     assert second.estimates()["gold"].mean == pytest.approx(1.7)
     (only,) = group_runs_by_setting(runs[:2])
     assert only.label == "all"
-    unfinished = comparison_json([second])["settings"][0]["unfinished"]
-    assert unfinished == ["0.2-3"]
+    stored = comparison_json([second], compare_with_first([second]))
+    assert stored["settings"][0]["unfinished"] == ["0.2-3"]
 
 
 def test_runs_that_share_the_seed_too_are_not_seeds_of_one_setting() -> None:
@@ -100,10 +101,12 @@ def test_fewer_than_three_seeds_tell_nothing(
     assert found.verdict == verdict
     assert math.isnan(found.estimate.half)
     assert math.isnan(setting(ours).estimates()["gold"].half)
-    notes = list(note_lines([], compare_with_first([setting(ours), setting(others)])))
-    assert notes == [
-        "Fewer than three seeds tell nothing about a difference: give seed=1,2,3 or more."
-    ]
+    table = [setting(ours), setting(others)]
+    compared = compare_with_first(table)
+    tried, note = note_lines(table, compared)
+    assert tried.startswith("2 settings compared of 2 tried on this question. ")
+    assert note.startswith("Fewer than three seeds tell nothing about a difference")
+    assert compared.more_seeds(1, "gold") == "unknown"
 
 
 @pytest.mark.parametrize("seeds", [(1, 2, 3), (4, 5, 6)])
@@ -112,28 +115,17 @@ def test_seeds_without_spread_tell_nothing(seeds: tuple[int, ...]) -> None:
     found = estimate_difference(ones, twos, "gold")
     assert found.verdict == "no spread"
     assert math.isnan(found.estimate.half)
-    same = estimate_difference(ones, setting(dict.fromkeys(seeds, 0.1)), "gold")
-    assert same.verdict == "-"
+    equal = setting(dict.fromkeys(seeds, 0.1))
+    assert estimate_difference(ones, equal, "gold").verdict == "-"
+    assert compare_with_first([ones, equal]).more_seeds(1, "gold") == "unknown"
 
 
 def test_holm_keeps_what_is_told_among_all_tests() -> None:
     # Holm (1979): 0.01 <= 0.05 / 4 and 0.015 <= 0.05 / 3, but 0.03 > 0.05 / 2 ends the search.
-    found = {(1, "a"): 0.03, (1, "b"): 0.01, (2, "a"): 0.04, (2, "b"): 0.015, (3, "a"): math.nan}
-    assert keep_significant(found) == {(1, "b"), (2, "b")}
-
-
-def test_equal_settings_are_rarely_called_different_in_a_whole_table() -> None:
-    draws, told, single = random.Random(3), 0, 0
-    for _ in range(150):
-        settings = [
-            Setting({"n": n}, [run(0.1, s, gold=draws.gauss(0, 1)) for s in range(4)])
-            for n in range(9)
-        ]
-        found = compare_with_first(settings)
-        told += bool(found.kept)
-        single += any(each.verdict != "-" for each in found.differences.values())
-    assert single / 150 > 0.15, "eight comparisons without a correction"
-    assert told / 150 < 0.08
+    found = {(1, "a"): 0.03, (1, "b"): 0.01, (2, "a"): 0.04, (2, "b"): 0.015}
+    assert keep_significant(found, 4) == {(1, "b"), (2, "b")}
+    assert keep_significant(found, 5) == {(1, "b")}, "0.015 > 0.05 / 4"
+    assert keep_significant(found, 6) == frozenset(), "tests that are not shown count too"
 
 
 def scored(seed: int, kl_ctl: float, *, by: str) -> ComparedRun:
@@ -163,7 +155,7 @@ def test_results_that_settings_share_are_not_shown() -> None:
     found = compare_with_first(settings)
     assert found.titles == ["gold", "minutes"]
     assert list(found.differences) == [(1, "gold")]
-    stored = comparison_json(settings) | differences_json(settings, found)
+    stored = comparison_json(settings, found)
     (difference,) = read_document("report", format_json(stored))["differences"]
     assert (difference["setting"], difference["measure"]) == (1, "gold")
     assert difference["mean"] == pytest.approx(0.1)

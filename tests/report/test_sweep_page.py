@@ -49,7 +49,7 @@ def test_page_begins_with_the_best_setting() -> None:
     assert rows == ["ppo.kl_ctl=0.1", "ppo.kl_ctl=0.02", "ppo.kl_ctl=0.5"]
     told = re.findall(r'<td class="told">([^<]*)', text)
     assert told == ["higher", "reference", "lower"]
-    assert "count all 2 differences" in text
+    assert "3 settings compared of 3 tried on this question; corrected for 2 differences." in text
     assert "9 of 9 runs have finished" in text
     for title in ("Gold over KL", "Score over KL", "Parallel coordinates", "ppo.kl_ctl: gold"):
         assert title in text
@@ -81,7 +81,7 @@ def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
     ]
     text = sweep_page("unlike", group_runs_by_setting(settings))
     assert "none of 3 settings is best" in text
-    assert "Not compared: score" in text
+    assert "not compared: score" in text
     for title in ("best objective", "Score over KL", "ppo.kl_ctl: score"):
         assert title not in text
 

@@ -68,6 +68,7 @@ RUN_ELSEWHERE = {
     "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
     "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
     "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
+    "python -m rlhf.report SWEEP_DIR --registry FOLDER": "tests/report/test_tried.py",
     "python -m rlhf.watch runs/latest": "tests/watch/test_watch_in_browser.py",
     "python -m rlhf.runs": "tests/test_runs_command.py",
     "python -m rlhf.runs state=finished ppo.kl_ctl=0.1 --sort objective": "same",

@@ -1,0 +1,275 @@
+"""Test over seeds whether settings differ, corrected for all settings that were tried.
+
+Two settings with two or more common seeds are compared by the differences between their runs with
+the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
+is reported only if its 95 % interval excludes 0 and Holm's correction for the differences of all
+settings that were tried keeps it (https://www.jstor.org/stable/4615733). It is never reported from
+fewer than three seeds: Student's interval of two seeds is 12.7 standard errors to each side. Seeds
+without any spread give no interval, and so no verdict.
+
+Held-out prompts are no replications of a training (https://arxiv.org/abs/2504.07086): they say how
+much of the spread between seeds is noise of prompts, and no interval is computed over them.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+from rlhf.base.intervals import LEVEL, Estimate, mean_of, t_quantile, two_sided_p_value
+from rlhf.report.comparison import FEWEST_SEEDS, MEASURES, ComparedRun, Setting, Tried
+
+SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
+TINY = 1e-9  # a half-width below this share of the mean is only rounding error
+UNCOMPARED = ("minutes",)  # measures that depend on the machine's other load
+OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures of phases before PPO
+OF_PROMPTS = {measure.title: measure.of_prompts for measure in MEASURES if measure.of_prompts}
+POWER = 0.8  # probability with which the seeds that are asked for tell a difference
+MOST_SEEDS = 100  # more seeds than these are not counted
+
+SettingMeasure = tuple[int, str]  # the number of a setting, and the title of a measure
+RunPair = tuple[ComparedRun, ComparedRun]  # runs of two settings with the same seed
+
+
+class Difference(NamedTuple):
+    """The difference of a measure between a setting and the reference setting."""
+
+    estimate: Estimate  # its half-width is NaN if no interval can be given
+    fewest_seeds: int  # the smaller number of seeds of the two settings
+    freedom: float = math.nan  # degrees of freedom of the interval
+    prompt_share: float | None = None
+    """Share of the variance over seeds that single prompts explain; None if it is unknown."""
+
+    @property
+    def verdict(self) -> str:
+        """Return "higher", "lower", "-" (not significant), "one seed", "two seeds", "no spread"."""
+        if math.isnan(self.estimate.half):
+            return SEEDS_IN_WORDS.get(self.fewest_seeds, "no spread")
+        if not self.estimate.excludes_zero:
+            return "-"
+        return "higher" if self.estimate.mean > 0 else "lower"
+
+    @property
+    def p_value(self) -> float:
+        """Return the p-value of the difference; NaN without an interval."""
+        return two_sided_p_value(self.estimate, self.freedom)
+
+
+class SettingsComparison(NamedTuple):
+    """All settings compared with the first that has finished runs, the reference."""
+
+    reference: Setting | None
+    titles: Sequence[str]  # measures to show
+    differences: Mapping[SettingMeasure, Difference]
+    kept: frozenset[SettingMeasure]  # differences that are significant after the correction
+    left_out: Mapping[str, str]  # why a measure is not compared, by title
+    tried: Tried
+    num_tests: int  # differences that the correction counts, of all settings that were tried
+
+    def verdict(self, setting: int, title: str) -> str:
+        """Return the verdict on a measure after Holm's correction; "" if it is not compared."""
+        if (found := self.differences.get((setting, title))) is None:
+            return ""
+        is_told = found.verdict in {"higher", "lower"}
+        return "-" if is_told and (setting, title) not in self.kept else found.verdict
+
+    def more_seeds(self, setting: int, title: str) -> int | str | None:
+        """Return how many more seeds may tell a difference: a number, ">100", or "unknown".
+
+        Return None if the difference is told already, or the measure is not compared.
+        """
+        if self.verdict(setting, title) in {"", "higher", "lower"}:
+            return None
+        found = self.differences[setting, title]
+        if math.isnan(found.p_value):
+            return "unknown"
+        count = count_more_seeds(found, (1 - LEVEL) / self.num_tests)
+        return f">{MOST_SEEDS}" if count > MOST_SEEDS else count
+
+    def verdict_text(self, setting: int, title: str) -> str:
+        """Return the verdict; after "-" in brackets how many more seeds may tell, if known."""
+        verdict, more = self.verdict(setting, title), self.more_seeds(setting, title)
+        return verdict if more in {None, "unknown"} else f"{verdict} (+{more})"
+
+
+def compare_with_first(
+    settings: Sequence[Setting], tried: Tried | None = None
+) -> SettingsComparison:
+    """Compare the settings with the first that has finished runs, in measures of equal meaning.
+
+    Measures that all settings share, or that repeat another measure, are not shown. Without
+    ``tried``, these settings count as all that were tried.
+    """
+    tried = tried or Tried(len(settings))
+    numbers = [number for number, setting in enumerate(settings) if setting.finished_runs()]
+    if not numbers:
+        return SettingsComparison(None, [], {}, frozenset(), {}, tried, 0)
+    first, others = settings[numbers[0]], numbers[1:]
+    every = dict.fromkeys(title for n in numbers for title in settings[n].estimates())
+    titles = [title for title in every if not _is_redundant(title, every, settings)]
+    found: dict[SettingMeasure, Difference] = {}
+    left_out: dict[str, str] = {}
+    for number in others:
+        for title in titles:
+            both_have = all(title in each.estimates() for each in (first, settings[number]))
+            if title in UNCOMPARED or not both_have:
+                continue
+            if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
+                left_out.setdefault(title, reason)
+            else:
+                found[number, title] = estimate_difference(first, settings[number], title)
+    values = {place: each.p_value for place, each in found.items()}
+    tested = {place: p_value for place, p_value in values.items() if not math.isnan(p_value)}
+    num_tests = len({title for _, title in tested}) * tried.num_differences
+    kept = keep_significant(tested, num_tests)
+    return SettingsComparison(first, titles, found, kept, left_out, tried, num_tests)
+
+
+def comparison_json(settings: Sequence[Setting], found: SettingsComparison) -> dict[str, Any]:
+    """Return the comparison as JSON data; settings are numbered from 0."""
+    return {
+        "settings": [
+            {
+                "values": dict(setting.values),
+                "runs": [str(run.folder) for run in setting.runs],
+                "unfinished": [str(run.folder) for run in setting.runs if not run.measures],
+                "measures": {
+                    title: {"mean": mean.mean, "half": mean.half, "runs": mean.size}
+                    for title, mean in setting.estimates().items()
+                },
+            }
+            for setting in settings
+        ],
+        "reference": next((n for n, each in enumerate(settings) if each is found.reference), None),
+        "tried": {
+            "settings": found.tried.num_settings,
+            "places": [str(place) for place in found.tried.places],
+            "is_reference_chosen": found.tried.is_reference_chosen,
+            "corrected_for": found.num_tests,
+        },
+        "differences": [
+            {"setting": number, "measure": title, "verdict": found.verdict(number, title)}
+            | {"mean": difference.estimate.mean, "half": difference.estimate.half}
+            | {"more_seeds": found.more_seeds(number, title)}
+            | {"prompt_share": difference.prompt_share}
+            for (number, title), difference in found.differences.items()
+        ],
+        "not_compared": dict(found.left_out),
+    }
+
+
+def keep_significant(
+    p_values: Mapping[SettingMeasure, float], num_tests: int
+) -> frozenset[SettingMeasure]:
+    """Return the keys of the p-values that Holm's correction for ``num_tests`` tests keeps.
+
+    Tests without a p-value count as not significant. So tables that show different parts of the
+    same tests keep together no more than one table of all tests.
+    """
+    kept = set()
+    for number, place in enumerate(sorted(p_values, key=p_values.__getitem__)):
+        if p_values[place] > (1 - LEVEL) / (num_tests - number):
+            break
+        kept.add(place)
+    return frozenset(kept)
+
+
+@cache
+def count_more_seeds(found: Difference, level: float) -> int:
+    """Return how many more seeds of both settings make the p-value less than ``level``.
+
+    They do with probability ``POWER`` if the true difference and spread are as measured. More
+    than ``MOST_SEEDS`` are not counted. The noncentral t distribution is approximated by a shifted
+    one (Chow, Shao and Wang: Sample size calculations in clinical research, section 3.1).
+    """
+    now = found.fewest_seeds
+    error = found.estimate.half / t_quantile(found.freedom) * math.sqrt(now)
+
+    def is_told(seeds: int) -> bool:
+        freedom, standard_error = found.freedom * (seeds - 1) / (now - 1), error / math.sqrt(seeds)
+        exceeded = abs(found.estimate.mean) - t_quantile(freedom, 2 * POWER - 1) * standard_error
+        half = t_quantile(freedom) * standard_error
+        estimate = Estimate(exceeded, half, seeds)
+        return exceeded > 0 and two_sided_p_value(estimate, freedom) <= level
+
+    return 1 + bisect_left(range(now + 1, now + MOST_SEEDS + 1), True, key=is_told)
+
+
+def estimate_difference(first: Setting, other: Setting, title: str) -> Difference:
+    """Return the difference, ``other`` minus ``first``, of the measure ``title``.
+
+    The degrees of freedom follow Welch and Satterthwaite; they are not rounded. For paired runs
+    they are the number of pairs minus 1, as in Student's interval.
+    """
+    if pairs := _seed_pairs(first, other):
+        samples = [[theirs.measures[title] - ours.measures[title] for ours, theirs in pairs]]
+        mean = mean_of(samples[0])
+    else:
+        settings = (first.finished_runs(), other.finished_runs())
+        samples = [[run.measures[title] for run in runs] for runs in settings]
+        mean = mean_of(samples[1]) - mean_of(samples[0])
+    size, fewest = sum(map(len, samples)), min(map(len, samples))
+    if fewest < FEWEST_SEEDS or not math.isfinite(mean):
+        return Difference(Estimate(mean, math.nan, size), fewest)
+    parts = [statistics.variance(sample) / len(sample) for sample in samples]
+    terms = sum(p * p / (len(sample) - 1) for p, sample in zip(parts, samples, strict=True))
+    freedom = sum(parts) ** 2 / terms if terms else size - len(samples)
+    half = t_quantile(freedom) * math.sqrt(sum(parts))
+    has_spread = half > TINY * abs(mean) or not mean
+    estimate = Estimate(mean, half if has_spread else math.nan, size)
+    of_prompts = [variance_over_prompts(pair, title) for pair in pairs]
+    known = [variance for variance in of_prompts if variance is not None]
+    is_known = len(known) == size and half > 0  # without pairs, no run has a partner
+    share = min(1.0, mean_of(known) / (size * sum(parts))) if is_known else None
+    return Difference(estimate, fewest, freedom, share)
+
+
+def variance_over_prompts(pair: RunPair, title: str) -> float | None:
+    """Return the variance that the held-out prompts give to the difference of a pair of runs.
+
+    Return None if a run has no values of single prompts, or the prompts may be others: they are the
+    same if all answers to them before PPO, with the same random numbers, are of equal length.
+    """
+    before, after = ([run.by_prompt.get(when, {}) for run in pair] for when in ("before", "after"))
+    ours, theirs = (values.get(OF_PROMPTS.get(title, ""), []) for values in after)
+    gains = [b - a for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    is_same = before[0].get("tokens") == before[1].get("tokens") is not None
+    is_whole = 1 < len(gains) == len(ours) == len(theirs)
+    return statistics.variance(gains) / len(gains) if is_same and is_whole else None
+
+
+def _seed_pairs(first: Setting, other: Setting) -> list[RunPair]:
+    """Return pairs of finished runs with the same seed; [] if there are too few such pairs."""
+    ours, theirs = ({run.seed: run for run in each.finished_runs()} for each in (first, other))
+    common = sorted(ours.keys() & theirs.keys())
+    is_paired = len(common) > 1 or ours.keys() == theirs.keys()
+    return [(ours[seed], theirs[seed]) for seed in common] if is_paired else []
+
+
+def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
+    """Return True if a measure repeats the gold score, or a result that all settings share.
+
+    Settings of PPO can share the accuracy and the perplexity of earlier phases: then all runs with
+    the same seed have the same value.
+    """
+    if title == "objective" and "gold" in titles:
+        return True
+    runs = [run for setting in settings for run in setting.runs if title in run.measures]
+    values = {(run.seed, run.measures[title]) for run in runs}
+    return title in OF_EARLIER_PHASES and len(values) == len({run.seed for run in runs})
+
+
+def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:
+    """Return both meanings of a measure as text; None if it means the same in compared runs.
+
+    Runs are compared in pairs with the same seed or, without such pairs, every run of ``first``
+    with every run of ``other``.
+    """
+    pairs = _seed_pairs(first, other) or product(first.finished_runs(), other.finished_runs())
+    meanings = ([run.meanings.get(title, "") for run in pair] for pair in pairs)
+    return next((f"{one}; {two}" for one, two in meanings if one != two), None)
