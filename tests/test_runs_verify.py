@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,13 +13,19 @@ from typing import Any
 import pytest
 
 from rlhf import replay
-from rlhf.config.choices import Source
+from rlhf.base.errors import RewardError, RlhfError
+from rlhf.base.ranks import Ranks
+from rlhf.config.choices import RewardKind, Source
+from rlhf.config.freeze import load_run
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.replay import ReplayComparison
+from rlhf.run.console import Console
 from rlhf.runs import verify
 from rlhf.runs.__main__ import main
 from rlhf.runs.bundle import import_bundle, write_bundle
 from rlhf.runs.registry import FoundRun
 from rlhf.runs.verify import CHECKS, COMPUTING, CheckedRun, CheckState, doubts_of, read_checked_run
+from rlhf.runtime.worker import run_phases
 from tests.cheats import CHEATS, copy_run, edit_json, forge_answers, forge_hashes, swap_seed
 from tests.documents import read_document
 
@@ -41,9 +49,6 @@ def verified(run: Path, capsys: Capture, *words: str) -> tuple[int, dict[str, di
 
 
 def test_an_honest_run_passes(run: Path, capsys: Capture) -> None:
-    code, checks = verified(run, capsys, "--replay", "none")
-    assert code == 0, checks
-    assert {name: each["state"] for name, each in checks.items()} == dict.fromkeys(CHECKS, "ok")
     assert main(["verify", str(run), "--replay", "none"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines == [f"ok                 {name}" for name in CHECKS]
@@ -70,8 +75,6 @@ def test_a_difference_is_named_with_file_line_and_value(run: Path, capsys: Captu
     assert found["place"] == f"metrics.jsonl, line {of_phase} of reward"
     assert found["text"].startswith('was not written: {"phase": "reward", "step": 1')
     assert checks["replay"]["state"] == "cannot be checked", "nothing is computed after that"
-    assert main(["verify", str(run), "--replay", "none"]) == verify.DIFFERS
-    assert "differs            logs: metrics.jsonl, line " in capsys.readouterr().out
 
 
 def test_what_a_bundle_lacks_cannot_be_checked(run: Path, capsys: Capture) -> None:
@@ -85,11 +88,10 @@ def test_what_a_bundle_lacks_cannot_be_checked(run: Path, capsys: Capture) -> No
         ("files", "answers", "replay"), "cannot be checked"
     )
     (run / "ppo" / "manifest.json").unlink()
-    assert verified(run, capsys, "--replay", "none")[0] == 0
     swap_seed(run, Random(0))
-    code, checks = verified(run, capsys, "--replay", "none")
-    assert code == verify.DIFFERS, "what is missing hides no difference"
-    assert checks["files"]["findings"][0]["place"] == str(run / "config.yaml")
+    assert main(["verify", str(run), "--replay", "none"]) == verify.DIFFERS
+    said = f"differs            files: {run / 'config.yaml'}: a file of the run, is not what "
+    assert said in capsys.readouterr().out, "what is missing hides no difference"
 
 
 def test_what_a_bundle_has_replaced_cannot_be_checked(tiny_run: Path, tmp_path: Path) -> None:
@@ -133,6 +135,54 @@ def test_files_that_the_run_was_given_are_compared(run: Path, capsys: Capture) -
     assert each.state is CheckState.unknown
 
 
+def test_a_damaged_file_differs_and_hides_nothing(run: Path) -> None:
+    (run / "metrics.jsonl").write_text("raised\n")
+    assert doubts_of(CHECKS["results"], checked(run))[0].state is CheckState.differs
+
+
+@pytest.mark.parametrize("content", ["{}", '{"phases": 3, "lines": 1, "files": {"a": []}}'])
+def test_odd_files_end_in_no_traceback(content: str, run: Path) -> None:
+    names = ("result.json", "attempts.json", "inputs.json", "ppo/manifest.json", "ppo/result.json")
+    for name in (*names, "ppo/held_out.json", "samples.jsonl", "metrics.jsonl", "bundle.json"):
+        path = run / name
+        before = path.read_bytes() if path.exists() else b""
+        path.write_text(content)
+        with suppress(RlhfError):
+            read = checked(run)
+            others = CHECKS.keys() - {"command", "leaks"}  # which read none of these files
+            assert any(doubts_of(CHECKS[check], read) for check in others) or name == "bundle.json"
+        path.write_bytes(before) if before else path.unlink()
+
+
+def test_another_prompt_in_a_sample_differs(run: Path) -> None:
+    samples = run / "samples.jsonl"
+    samples.write_text(samples.read_text().replace("Human: ", "Human: Please. ", 1))
+    (found, *_) = doubts_of(CHECKS["samples"], checked(run))
+    assert found.place == "samples.jsonl, line 1"
+    assert found.text.startswith("not a prompt of the synthetic task")
+
+
+def test_a_finished_run_that_is_started_again_checks_its_judges(run: Path) -> None:
+    judge = RewardTerm(kind=RewardKind.function, function="judge:f", weight=0, sealed="0" * 64)
+    before, config = (run / "result.json").read_text(), load_run(run)
+    (run / "judge.py").write_text("")
+    start = partial(
+        run_phases,
+        run_dir=run,
+        ranks=Ranks(),
+        console=Console(log_every=1),
+        start_watch=pytest.fail,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(run)
+        with pytest.raises(RewardError, match=r"rewards\.right\.sealed=0+: .* have changed"):
+            start(replace(config, rewards={"right": judge}))
+        assert (run / "result.json").read_text() == before
+    start(config)
+    assert len(json.loads((run / "attempts.json").read_text())["attempts"]) == 3
+    assert not doubts_of(CHECKS["files"], checked(run))
+
+
 def test_a_held_out_prompt_that_is_trained_on_is_a_leak(tiny_run: Path, tmp_path: Path) -> None:
     rows = [
         f'{{"prompt": "What is {i} + 5?", "chosen": "{i + 5}", "rejected": "no"}}'
@@ -158,8 +208,6 @@ def test_the_policy_answers_again(run: Path) -> None:
     found = doubts_of(COMPUTING["answers"], checked(run))
     assert len(found) == 2
     assert {each.state for each in found} == {CheckState.differs}
-    found = doubts_of(COMPUTING["answers"], checked(run)._replace(other="threads 2"))
-    assert {each.state for each in found} == {CheckState.unknown}
 
 
 @pytest.mark.parametrize(
@@ -183,12 +231,12 @@ def test_only_the_same_machine_can_accuse(
         return ReplayComparison(2, 1, planned.end if metrics else None, metrics | digests)
 
     monkeypatch.setattr(replay, "take_steps_again", take)
-    run = checked(tiny_run, replays=3)._replace(other=other)
+    run = checked(tiny_run, replays=2)._replace(other=other)
     found = doubts_of(COMPUTING["replay"], run)
     assert {each.state for each in found} == ({state} - {CheckState.ok})
     first = list(taken)
     taken.clear()
     doubts_of(COMPUTING["replay"], run)
     assert taken == first, "the same seed draws the same steps"
-    assert [phase for phase, _ in taken] == [p for p in ("sft", "reward", "ppo") for _ in range(3)]
-    assert len(set(taken)) > 3
+    assert [phase for phase, _ in taken] == [p for p in ("sft", "reward", "ppo") for _ in range(2)]
+    assert len(set(taken)) > 3, "the steps of a phase differ"

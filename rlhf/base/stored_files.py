@@ -62,6 +62,8 @@ RESULT = {
     "objective": MAYBE_FLOAT,
     "phases": {f"{name}?": form for name, form in PHASES.items()},
     "versions": {OTHERS: str},
+    "records?": {OTHERS: (str, type(None))},
+    "judges?": {OTHERS: str},
     "measured": MEASURED,
     "planned?": COST,
 }
@@ -88,7 +90,7 @@ HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
 FIGURES: Form = {OTHERS: MAYBE_FLOAT}
 FIGURES |= {f"{name}?": {OTHERS: MAYBE_FLOAT} for name in ("pass_at", "best_of")}
 FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
-MANIFEST_FORM: Form = {"files": {OTHERS: [(int, str)]}}
+MANIFEST_FORM: Form = {"files": {OTHERS: [(int, str)]}, "lines?": {OTHERS: str}}
 EVALUATED: Form = {
     "models": {OTHERS: {"decoders": {OTHERS: FIGURES}, "perplexity?": MAYBE_FLOAT}},
     "win_rates": [

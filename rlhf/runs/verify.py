@@ -22,17 +22,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.intervals import mean_of
 from rlhf.base.manifest import MANIFEST, file_identity
 from rlhf.base.stored_files import (
     HELD_OUT,
+    MANIFEST_FORM,
     METRICS,
     SAMPLE,
     DamagedFileError,
     read_json,
     read_json_lines,
 )
+from rlhf.base.stored_files import RESULT as RESULT_FORM
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.effects import effect_of
@@ -94,15 +96,14 @@ def check_hashes(run: CheckedRun) -> Doubts:
     recorded = {**(attempts[-1]["files"] if attempts else {}), **(records or {})}
     yield from _compare_hashes(run.folder, recorded, "a file of the run")
     for phase in run.config.phase.order:
-        listed = read_json_object(run.folder / phase / MANIFEST)["files"]
-        hashes = {name: sha256 for name, (_, sha256) in listed.items()}
+        hashes = {name: each[-1] for name, each in _read_manifest(run, phase)["files"].items()}
         yield from _compare_hashes(run.folder / phase, hashes, f"a file of {phase}")
 
 
 def check_inputs(run: CheckedRun) -> Doubts:
     """Compare data, and code that the run was given, with the hashes of its start."""
     for key, files in (read_inputs(run.folder) or {}).items():
-        hashes = {path: sha256 for path, (_, sha256) in files.items()}
+        hashes = {path: identity[-1] for path, identity in files.items()}
         yield from _compare_hashes(Path("/"), hashes, key)
 
 
@@ -114,10 +115,17 @@ def _compare_hashes(folder: Path, hashes: Mapping[str, Any], what: str) -> Doubt
             yield Doubt(str(path), f"{what}, is not what the run recorded")
 
 
+def _read_manifest(run: CheckedRun, phase: Phase) -> dict[str, Any]:
+    path = run.folder / phase / MANIFEST
+    if (found := read_json(path, MANIFEST_FORM)) is None:
+        raise CheckpointError(f"{path} is missing")
+    return dict(found)
+
+
 def check_logs(run: CheckedRun) -> Doubts:
     """Compare each line of the logs with its hash in the manifest of its phase."""
     for phase in run.config.phase.order:
-        manifest = read_json_object(run.folder / phase / MANIFEST)
+        manifest = _read_manifest(run, phase)
         if "lines" not in manifest:
             yield Doubt(f"{phase}/{MANIFEST}", OLDER, CheckState.unknown)
         for name, text in manifest.get("lines", {}).items():
@@ -206,10 +214,14 @@ def check_samples(run: CheckedRun) -> Doubts:
         return
     lines = read_json_lines(run.folder / "samples.jsonl", SAMPLE)
     for number, line in enumerate(lines, start=1):
-        gold = GoldJudge().rate(line["prompt"], line["response"], ended=line["ended"])["gold"]
-        if line["gold"] != gold:
-            place = f"samples.jsonl, line {number}"
-            yield Doubt(place, f"gold={line['gold']}, and the judge gives {gold}")
+        place, ended = f"samples.jsonl, line {number}", bool(line.get("ended"))
+        try:
+            gold = GoldJudge().rate(line["prompt"], line["response"], ended=ended)["gold"]
+        except ValueError as error:
+            yield Doubt(place, str(error))
+        else:
+            if line.get("gold") != gold:
+                yield Doubt(place, f"gold={line.get('gold')}, and the judge gives {gold}")
 
 
 def check_answers(run: CheckedRun) -> Doubts:
@@ -221,7 +233,7 @@ def check_answers(run: CheckedRun) -> Doubts:
         yield Doubt("samples.jsonl", "the run has no answers", CheckState.unknown)
         return
     last = [each for each in lines if each["step"] == lines[-1]["step"]]
-    last = [each for each in last if each["model"] == "actor"]
+    last = [each for each in last if each.get("model") == "actor"]
     evaluator = Evaluator(run.folder, trusts_code=run.trusts_code)
     try:
         policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
@@ -231,8 +243,8 @@ def check_answers(run: CheckedRun) -> Doubts:
         evaluator.close()
     for number, (line, row) in enumerate(zip(last, rows, strict=False), start=1):
         for name in ("prompt", "response", "score", "kl"):
-            if not _is_close(line[name], row[name], EXACT):
-                text = f"{name} {line[name]!r}, and now {row[name]!r}"
+            if not _is_close(line.get(name), row[name], EXACT):
+                text = f"{name} {line.get(name)!r}, and now {row[name]!r}"
                 yield Doubt(f"samples.jsonl, last answer {number}", text, _blame(run))
 
 
@@ -243,8 +255,9 @@ def check_replay(run: CheckedRun) -> Doubts:
     refuse_code_of_run(run.folder, trusts_code=run.trusts_code)
     draw = random.Random(run.seed)
     own = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
-    for phase in [phase for phase in own for _ in range(run.replays)]:
-        replay = plan_replay(run.folder, Phase(phase), draw.randint(1, own[phase]["steps"]))
+    lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in own}
+    for phase in (phase for phase in own for _ in range(run.replays)):
+        replay = plan_replay(run.folder, Phase(phase), draw.randint(1, lasts[phase]))
         with create_replay_folder(None, beside=run.folder) as target:
             found = take_steps_again(run.folder, replay, target)
         numbers = [pair for pair in found.differing.values() if not isinstance(pair[0], str)]
@@ -289,7 +302,9 @@ def read_checked_run(
     """
     from rlhf.replay import find_other_environment
 
-    config, result = load_run(folder), read_json_object(folder / RESULT)
+    config, result = load_run(folder), read_json(folder / RESULT, RESULT_FORM)
+    if result is None:
+        raise CheckpointError(f"{folder} has no {RESULT}: finish the run first (resume=)")
     other = "; ".join(find_other_environment(folder))
     return CheckedRun(folder, config, result, other, seed, replays, trusts_code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from rlhf.rewards.rules import Answers
 from rlhf.rewards.sealed import require_sealed_judges, seal_judges
 
 MODULE = """
-import os
+import ctypes
 from helper import FACTOR
 
 WANTED = [line.strip() for line in open("labels/right.txt")]
@@ -25,8 +24,8 @@ WANTED = [line.strip() for line in open("labels/right.txt")]
 def right(prompts, responses):
     return [FACTOR * (response in WANTED) for response in responses]
 
-def leave(prompts, responses):
-    os._exit(0)
+def dumpable(prompts, responses):
+    return [ctypes.CDLL(None).prctl(3)] * len(responses)  # PR_GET_DUMPABLE
 """
 TERM = RewardTerm(
     kind=RewardKind.function,
@@ -95,15 +94,11 @@ def test_a_changed_judge_is_refused_by_its_process_and_at_the_end(
         require_sealed_judges({"right": part})
 
 
-def test_the_memory_of_a_judge_is_closed_to_others_of_its_user(folder: Path) -> None:
-    judge = IsolatedReward("right", sealed())
+@pytest.mark.usefixtures("folder")
+def test_no_process_of_the_same_user_can_read_a_judges_memory() -> None:
+    judge = IsolatedReward("right", sealed(function="my_judge:dumpable"))
     try:
-        supervisor = judge._process._process.pid
-        (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        assert Path(f"/proc/{child}/mem").stat().st_uid == 0, "of root, not of the user"
-        if os.getuid() != 0:
-            with pytest.raises(PermissionError):
-                os.listdir(f"/proc/{child}/fd")
+        assert scores(judge) == [0, 0], "the system then refuses /proc/PID/mem, except to root"
     finally:
         judge.close()
 
