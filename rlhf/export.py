@@ -259,7 +259,7 @@ def _export(options: argparse.Namespace) -> None:
     if options.push is not None and (options.out is not None or options.push.count("/") != 1):
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     if options.bundle is not None:
-        _write_bundle_alone(options, console)
+        _write_chosen_bundle(options, console)
     elif options.push is None:
         folder = expand_user_path(
             options.out or options.run_dir / "exported", key="--out"
@@ -282,8 +282,8 @@ def _export(options: argparse.Namespace) -> None:
             console.say(f"uploaded to {address}")
 
 
-def _write_bundle_alone(options: argparse.Namespace, console: Console) -> None:
-    """Write the bundle that the command names, which must not choose a model too."""
+def _write_chosen_bundle(options: argparse.Namespace, console: Console) -> None:
+    """Write the bundle of the run; an option that chooses a model is refused."""
     options.bundle = expand_user_path(options.bundle, key="--bundle")
     for_models = ("phase", "checkpoint", "average", "out")
     if given := [name for name in for_models if getattr(options, name)]:

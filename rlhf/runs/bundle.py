@@ -96,7 +96,8 @@ def _add_member(archive: ZipFile, name: str, content: bytes) -> None:
 
 def make_shareable(text: str) -> str:
     """Return ``text`` with its secrets redacted, and ``~`` in place of the home folder."""
-    for home in {str(Path.home()), str(Path.home().resolve())} - {"/"}:
+    own = os.path.expanduser("~")  # "~" for a user without a home folder
+    for home in {own, os.path.realpath(own)} - {"/", "~"}:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return redact(text, os.environ)
 
