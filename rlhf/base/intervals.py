@@ -89,10 +89,8 @@ def wilson_interval(successes: float, total: float) -> tuple[float, float]:
 
 
 @cache
-def t_quantile(degrees: float, level: float = LEVEL) -> float:
-    """Return the t that Student's distribution exceeds to either side with probability 1 - level.
-
-    It is exact to about 1e-8; of a level up to ``LEVEL``, which is the 97.5 % quantile.
+def t_quantile(degrees: float) -> float:
+    """Return the 97.5 % quantile of Student's t distribution, exact to about 1e-8.
 
     Raises:
         ValueError: if there is less than one degree of freedom.
@@ -103,7 +101,7 @@ def t_quantile(degrees: float, level: float = LEVEL) -> float:
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         low, high = (
-            (middle, high) if _probability_within(middle, degrees) < level else (low, middle)
+            (middle, high) if _probability_within(middle, degrees) < LEVEL else (low, middle)
         )
     return (low + high) / 2
 
