@@ -35,6 +35,7 @@ from rlhf.report.differences import (
     compare_with_first,
     comparison_json,
 )
+from rlhf.report.next_commands import relative_to_cwd
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     KL,
@@ -143,7 +144,8 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
     """Yield sentences on what was tried, how to read verdicts, and what is not compared and why."""
     tried, tests = found.tried, found.num_tests
     if tried.num_settings > 1:
-        places = f" in {' and '.join(map(str, tried.places))}" if tried.places else ""
+        names = " and ".join(str(relative_to_cwd(place)) for place in tried.places)
+        places = f" in {names}" if names else ""
         corrected = f"; corrected for {tests} differences" if tests else ""
         chosen = " (every pair, since the reference is not the setting tried first)"
         yield (

@@ -98,7 +98,7 @@ def test_a_comparison_counts_what_was_tried_on_its_question(
     monkeypatch.chdir(tmp_path)
     assert report.main(["runs/sweeps/kl"]) == 0
     said = capsys.readouterr().out.replace("\n", " ")
-    line = f"2 settings compared of 5 tried on this question in {tmp_path}/runs; corrected for 8 di"
+    line = "2 settings compared of 5 tried on this question in runs; corrected for 8 differences"
     assert line in said
     assert "--registry FOLDER, chosen before the results" in said
     assert line in (sweep / "sweep.html").read_text()
@@ -127,6 +127,8 @@ def test_a_reference_that_can_be_chosen_counts_every_pair(
         "is_reference_chosen": False,
         "corrected_for": 2,
     }
+    later = a_sweep(write_run, "runs/sweeps/later", (0.4, 0.5))
+    assert not compared(capsys, later)["tried"]["is_reference_chosen"], "the first of its folder"
     assert report.main([str(sweep), "--registry", str(tmp_path / "none")]) == 2
     assert "--registry=" in capsys.readouterr().err
 
