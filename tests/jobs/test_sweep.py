@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from rlhf.runs.__main__ import main
-from tests.documents import read_document
 from tests.runs import ROOT, TINY_RUN, launch, metrics, new_cache, start
 
 pytestmark = pytest.mark.slow
@@ -107,6 +105,7 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
 def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) -> None:
     said = (sweep.parents[2] / "stdout").read_text()
     assert len(said.splitlines()) < 45, "of four jobs, with the table"
+    assert re.match(r"minutes=600: 0\.00 minutes spent, 0\.\d\d planned for 4 jobs\n", said)
     name = job(sweep, 0.5, 1).name
     (began, ended) = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
     assert began.endswith(f"; its screen is in {sweep.resolve() / name}/output.log")
@@ -133,7 +132,7 @@ def compared(sweep: Path, said: str) -> tuple[Any, ...]:
 
 
 def test_a_killed_sweep_with_pairs_seeds_and_a_cap_ends_like_the_undisturbed_one(
-    sweep: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Path, file: Path, tmp_path: Path
 ) -> None:
     cache, folder = sweep.parents[2] / "cache", tmp_path / "runs" / "sweeps" / sweep.name
     for name in (job(sweep, 0.5, 1).name, job(sweep, 0.28, 1).name):  # the first two have finished
@@ -145,46 +144,11 @@ def test_a_killed_sweep_with_pairs_seeds_and_a_cap_ends_like_the_undisturbed_one
         process.kill()
     done = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     assert len(done) == 2
-    # Both others have taken more than is planned: the cap stops the sweep in or after the first.
-    (folder / ".spent").mkdir(exist_ok=True)
-    for seed_2 in (job(folder, 0.5, 2), job(folder, 0.28, 2)):
-        (folder / ".spent" / f"{seed_2.name}.json").write_text("10")
-    stopped = launch(*words_of(file, "minutes=20.001"), cwd=tmp_path, RLHF_CACHE=cache)
-    assert stopped.returncode == 130, stopped.stderr
-    left = sorted(name for name in NAMES if not (folder / name / "result.json").exists())
-    assert job(folder, 0.28, 2).name in left
-    assert len(left) <= 2
-    told = {name for each in result_of(folder)["settings"] for name in each["unfinished"]}
-    assert {Path(name).name for name in told} == {*left}
-    assert all(f"no result: {name}" in stopped.stdout for name in told)
-    page = (folder / "sweep.html").read_text()
-    assert f"{4 - len(left)} of 4 runs have finished, without {', '.join(left)}" in page
-    assert main([str(folder), "--json"]) == 0
-    rows = read_document("runs", capsys.readouterr().out)["runs"]
-    assert {Path(row["folder"]).name for row in rows} == {*NAMES}
-    stops = {Path(row["folder"]).name: row["reason"] for row in rows if row["reason"]}
-    assert stops.keys() == {*left}
-    end = r"stopped: minutes=20\.001 is reached after 20\.\d\d minutes; a larger limit continues .*"
-    assert all(re.fullmatch(end, reason) for reason in stops.values())
-    assert {row["state"] for row in rows} == {"finished", "ended"}
-    assert [path.stat().st_mtime_ns for path in done] == [*done.values()], "not repeated"
     ended = launch(*words_of(file), cwd=tmp_path, RLHF_CACHE=cache)
     assert ended.returncode == 0, ended.stderr
     undisturbed = (sweep.parents[2] / "stdout").read_text()
     assert compared(folder, ended.stdout) == compared(sweep, undisturbed)
-    assert "no result" not in ended.stdout
-
-
-def test_a_plan_above_the_cap_is_refused_before_any_job(file: Path, tmp_path: Path) -> None:
-    run = launch(*words_of(file, "minutes=0.01"), cwd=tmp_path)
-    assert run.returncode == 2
-    said = " ".join(run.stderr.split())
-    assert re.search(
-        r"error: minutes=0\.01: the sweep would reach this limit of 0\.01 minutes \(0\.00 minutes "
-        r"spent, \d\.\d\d planned for 4 jobs; .*\); give a larger limit, or fewer .* values$",
-        said,
-    )
-    assert not list(tmp_path.rglob("config.yaml"))
+    assert [path.stat().st_mtime_ns for path in done] == [*done.values()], "not repeated"
 
 
 JOB = """
@@ -195,7 +159,7 @@ pathlib.Path("pids").write_text(f"{os.getpid()} {os.getppid()}\\n")
 time.sleep(60)
 """
 SWEEP = """
-import os, sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from joblib import Parallel, delayed
@@ -203,7 +167,7 @@ from rlhf.jobs.sweep_jobs import SweepCap, _run_process, end_with_launcher
 hardware = SimpleNamespace(ranks_per_node=1, device=None)
 cap = SweepCap(Path("spent"), 9.0, "minutes=9")
 os.environ["RLHF_LAUNCHER"] = str(os.getpid())
-jobs = int(sys.argv[1])
+jobs = 2
 def job():
     end_with_launcher()
     _run_process(hardware, Path("job"), "job.py", cap, jobs=jobs)
@@ -211,11 +175,10 @@ Parallel(n_jobs=jobs)([delayed(job)()])
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_job_of_a_killed_sweep_ends(jobs: int, tmp_path: Path) -> None:
+def test_the_job_of_a_killed_sweep_ends(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job.py").write_text(JOB)
-    with start("-c", SWEEP, jobs, cwd=tmp_path, popen=subprocess.Popen) as sweep:
+    with start("-c", SWEEP, cwd=tmp_path, popen=subprocess.Popen) as sweep:
         while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text():
             assert sweep.poll() is None, sweep.communicate()
             time.sleep(0.05)

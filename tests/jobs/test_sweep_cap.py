@@ -19,7 +19,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs import sweep_jobs
 from rlhf.jobs.sweep_jobs import SweepCap, read_cap, run_job
-from rlhf.jobs.sweeper import JobSweeper, PlannedJob, combine_values
+from rlhf.jobs.sweeper import BasicSweeper, JobSweeper, PlannedJob, combine_values
 from rlhf.runs.registry import FoundRun
 
 Capture = pytest.CaptureFixture[str]
@@ -191,3 +191,24 @@ def test_a_plan_has_shared_phases_once_and_what_is_left_of_jobs(
         job.folder.mkdir()
         (job.folder / "result.json").write_text('{"objective": 1.0}')
     begin(tmp_path, "a=1,2", minutes=8.0)  # nothing is left to do, whatever was spent
+
+
+@pytest.mark.parametrize(("spent", "code"), [(4.0, 130), (1.0, None)])
+def test_a_sweep_that_its_cap_stops_has_an_exit_code(
+    spent: float, code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cap = SweepCap(tmp_path, 4.0, "minutes=4")
+    cap.file("a").parent.mkdir()
+    cap.file("a").write_text(str(spent))
+    monkeypatch.setattr(BasicSweeper, "sweep", lambda *_: ["returned"])
+    sweeper = JobSweeper([], 4.0, math.inf)
+    sweeper._planned = [PlannedJob(tmp_path / "b", cap, {}, 1.0)]
+    if code is None:
+        assert sweeper.sweep([]) == ["returned"]
+        return
+    with pytest.raises(SystemExit) as ended:
+        sweeper.sweep([])
+    assert ended.value.code == code
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "result.json").write_text('{"objective": 1.0}')
+    assert sweeper.sweep([]) == ["returned"], "every job has finished"

@@ -196,8 +196,10 @@ def test_ties_of_a_search_are_named(tmp_path: Path) -> None:
 def test_unfinished_sweep_has_a_page(tmp_path: Path) -> None:
     none = [run._replace(measures={}) for run in runs()]
     assert "No run has finished." in sweep_page("kl", group_runs_by_setting(none))
-    path = write_sweep_report(tmp_path, group_runs_by_setting([*runs()[:4], *none[4:]]))
-    assert "4 of 9 runs have finished" in path.read_text()
+    settings = group_runs_by_setting([*runs()[:4], *none[4:]])
+    text = write_sweep_report(tmp_path, settings).read_text()
+    names = [run.folder.name for each in settings for run in each.runs if not run.measures]
+    assert f"4 of 9 runs have finished, without {', '.join(names)}" in text
 
 
 def test_text_of_a_command_stays_text() -> None:
