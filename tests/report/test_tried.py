@@ -114,9 +114,12 @@ def test_a_reference_that_can_be_chosen_counts_every_pair(
     assert compared(capsys, *high, *low)["tried"]["is_reference_chosen"]
     chosen = compared(capsys, *middle, *high)
     assert chosen["tried"]["corrected_for"] == 2 * 3
-    assert report.main([*map(str, (*middle, *high)), "--registry", str(sweep)]) == 0
-    said = capsys.readouterr().out.replace("\n", " ")
-    assert "corrected for 6 differences (every pair, since the reference is not the setting" in said
+    page = tmp_path / "page.html"
+    words = [*middle, *high, "--registry", sweep, "--html", page]
+    assert report.main([*map(str, words)]) == 0
+    told = "corrected for 6 differences (every pair, since the reference is not the setting"
+    assert told in capsys.readouterr().out.replace("\n", " ")
+    assert told in page.read_text()
     twice = compared(capsys, *low, *low)["tried"]
     assert (twice["settings"], twice["corrected_for"]) == (3, 0), "no spread: nothing is tested"
     small = tmp_path / "small"
