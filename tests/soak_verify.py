@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -191,7 +192,9 @@ def run_with_leak(folder: Path, number: int) -> Path:
                      "\n\nAssistant:"} for row in rows]  # fmt: skip
     with (place / "mine.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in leaked)
-    words = [*TINY_RUN, "phase=sft", *LOCAL[1:-1], f"run_dir={place / 'run'}"]
+    data = [f"data.path={place / 'mine.jsonl'}", f"data.eval_path={place / 'held.jsonl'}"]
+    words = [*TINY_RUN, "phase=sft", "data=local", "data.size=0", *data]
+    words.append(f"run_dir={place / 'run'}")
     launched = launch(*words, cwd=place)
     assert launched.returncode == 0, launched.stderr
     return place / "run"
@@ -224,6 +227,7 @@ def main(arguments: Sequence[str]) -> int:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         write_own_files(folder)
+        os.chdir(folder)  # where the runs begin, as relative paths in their commands need it
         accused = 0 if options.part == "cheats" else count_accused(folder, say)
         missed = 0 if options.part == "honest" else count_missed(folder, say)
     return int(accused > 0 or missed > MOST_MISSED)
