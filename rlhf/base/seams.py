@@ -326,8 +326,8 @@ class Policy(NamedTuple):
 class ReportSeam(Protocol):
     """``report``: adds rows to the summary of a run, and charts to its report.
 
-    A module has only what its option needs; ``hooks_of`` yields it. Used by branches and
-    environments.
+    A module has only what its option needs; ``hooks_of`` yields it. Used by branches,
+    environments and rollout_log.
     """
 
     CHANGES: Mapping[str, str]
@@ -337,6 +337,9 @@ class ReportSeam(Protocol):
 
     def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return sections of charts to add to the run's report."""
+
+    def answers(self, run: RunFiles) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Return further answers for the report's browser of samples, by what they are."""
 
 
 class ChatSeam(Protocol):
@@ -481,7 +484,8 @@ class CostsSeam(Protocol):
 class HooksSeam(Protocol):
     """``hooks``: takes part in the steps of PPO.
 
-    Used by ahead, average, branches, corrections, environments, ptx and resampling.
+    Used by ahead, average, branches, corrections, environments, ptx, resampling and
+    rollout_log.
     """
 
     HOOK: type[PpoHook]

@@ -45,6 +45,7 @@ from rlhf.options.phase_store.keys import ReuseGroup
 from rlhf.options.ptx.keys import PtxDataKeys, PtxKeys
 from rlhf.options.replay.keys import DigestKeys
 from rlhf.options.resampling.keys import ResamplingKeys
+from rlhf.options.rollout_log.keys import RolloutLogKeys
 from rlhf.options.sequence_parallel.keys import SequenceParallelKeys
 from rlhf.options.trunk.keys import TrunkKeys
 from rlhf.options.vllm.keys import ServerKeys
@@ -79,6 +80,7 @@ OPTIONS = (
     Option("ptx", lambda config: config.ppo.ptx_coef > 0 or config.data.ptx_path is not None),
     Option("average", lambda config: config.ppo.ema_beta > 0),
     Option("distillation", lambda config: config.ppo.teacher_path is not None),
+    Option("rollout_log", lambda config: config.ppo.log_rollouts_every > 0),
     Option("trunk", lambda config: config.ppo.shared_trunk),
     Option("fused_layers", lambda config: config.fused_layers is not FusedLayers.none),
     Option("lora", lambda config: config.lora.rank > 0),
@@ -131,6 +133,7 @@ class Backend(StrEnum):
 @dataclass(kw_only=True)
 class PpoConfig(
     DistillationKeys,
+    RolloutLogKeys,
     ResamplingKeys,
     BranchKeys,
     TurnKeys,

@@ -66,6 +66,9 @@ def run_page(run: RunFiles) -> str:
     sections = [first, over_optimisation_section(run), *panels, critic_section(run)]
     for build in hooks_of("report", "chart_sections"):
         sections += build(run)
+    answers = {"held-out prompts": run.samples}
+    for read in hooks_of("report", "answers"):
+        answers |= read(run)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
@@ -74,6 +77,7 @@ def run_page(run: RunFiles) -> str:
         place=run.folder,
         run=run,
         tiles=[] if result is None else build_tiles(result),
+        answers={title: rows for title, rows in answers.items() if rows},
         changed=find_changed_answers(run.samples, MOST_CHANGED),
         results=[] if result is None else list(summary_blocks(result)),
         kernels=[] if result is None else replaced_kernel_lines(result),

@@ -5,7 +5,9 @@ docs/watching.md describes how to record a run with a class of your own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.run.step_alarms import Alarm
@@ -58,3 +60,13 @@ class Tracker:
 
     def finish(self) -> None:
         """Flush and close the tracker."""
+
+
+def numbers_for_histograms(log: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the finite floats in ``lines`` of the file ``log``, by histograms/LOG/NAME."""
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if isinstance(value, float) and math.isfinite(value):
+                found.setdefault(f"histograms/{Path(log).stem}/{name}", []).append(value)
+    return found

@@ -18,7 +18,7 @@ from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
-from rlhf.run.tracker import Sample, Tracker
+from rlhf.run.tracker import Sample, Tracker, numbers_for_histograms
 
 
 class TensorBoardTracker(Tracker):
@@ -55,6 +55,14 @@ class TensorBoardTracker(Tracker):
             return
         self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write a histogram of each number of an option's log."""
+        import torch
+
+        for name, values in numbers_for_histograms(log, lines).items():
+            if step > self._written.get(f"{phase}/{name}", -1):
+                self._writer.add_histogram(f"{phase}/{name}", torch.tensor(values), step)
+
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Write the hyper-parameters and the objective."""
         parameters = {
@@ -75,10 +83,11 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
         return {}
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
-    sizes = {"scalars": 1, "tensors": 1}  # keep only the last event of each tag
+    sizes = {"scalars": 1, "tensors": 1, "histograms": 1}  # keep only the last event of each tag
     events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
     tags = events.Tags()
     last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
+    last |= {tag: events.Histograms(tag)[-1].step for tag in tags["histograms"]}
     return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
 
 

@@ -17,7 +17,7 @@ from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_json_lines, re
 from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
-from rlhf.run.tracker import Sample, Tracker
+from rlhf.run.tracker import Sample, Tracker, numbers_for_histograms
 
 if TYPE_CHECKING:
     import wandb
@@ -47,6 +47,8 @@ SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
     ),
     "max,last",
 )
+
+PARTS = ("samples", "eval_", "histograms")  # what a phase sends apart from a step's metrics
 
 
 class WandbTracker(Tracker):
@@ -125,6 +127,17 @@ class WandbTracker(Tracker):
             self._tables[phase].add_data(*row.values())
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
+    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Send a histogram of each number of an option's log, unless W&B has it already."""
+        import wandb
+
+        shown = {
+            f"{phase}/{name}": wandb.Histogram(values)
+            for name, values in numbers_for_histograms(log, lines).items()
+        }
+        if shown and step > self._sent.get(_common_prefix(phase, shown), -1):
+            self._run.log({**shown, f"{phase}/step": step})
+
     def alert(self, alarm: Alarm) -> None:
         """Send an alarm as an alert, which W&B forwards as its user has configured."""
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
@@ -197,7 +210,7 @@ class WandbTracker(Tracker):
         for phase in PREFIXES:
             step = self._run.summary.get(f"{phase}/step")
             if step is not None:
-                kinds = [f"{phase}/samples", f"{phase}/eval_", phase]
+                kinds = [*(f"{phase}/{part}" for part in PARTS), phase]
                 sent |= {_common_prefix(phase, [kind]): step for kind in kinds}
         return sent
 
@@ -224,8 +237,8 @@ def phase_of_metric(metric: str) -> Phase:
 
 
 def _common_prefix(phase: str, names: Iterable[str]) -> str:
-    """Return PHASE/samples or PHASE/eval_ if all ``names`` begin with it, otherwise PHASE."""
-    for part in ("samples", "eval_"):
+    """Return PHASE/PART if all ``names`` begin with it for one of ``PARTS``, otherwise PHASE."""
+    for part in PARTS:
         if all(name.startswith(f"{phase}/{part}") for name in names):
             return f"{phase}/{part}"
     return phase

@@ -147,7 +147,7 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
     assert "img" not in page.tags
     data = re.search(r'id="samples">(.*?)</script>', text, re.DOTALL)
     assert data is not None
-    assert json.loads(data[1])[0]["response"] == f"{EVIL} 0"
+    assert json.loads(data[1])["held-out prompts"][0]["response"] == f"{EVIL} 0"
     assert "Lower &lt;it&gt;." in text
 
 
@@ -312,6 +312,35 @@ def test_tokens_of_an_answer_are_read_step_by_step(made: Made, tmp_path: Path) -
         # each bar has its number of prompts, and a score below it
         bars = "[...document.querySelectorAll('.bar')].map((bar) => bar.innerText)"
         assert page.run(bars)[::6] == ["1\n0.00", "1\n0.50"]
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_rollouts_of_a_step_stand_side_by_side(made: Made, tmp_path: Path) -> None:
+    run_dir = made()
+    lines = [
+        {"phase": "ppo", "step": step, "prompt": f"Human: {step}{group}?\n\nAssistant:"}
+        | {"response": f"{number}", "ended": True, "score": 1.0 * number, "kl": 0, "tokens": 3.0}
+        for step in (4, 8)
+        for group in "ab"
+        for number in range(3)
+    ]
+    (run_dir / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    cards = "[...document.querySelectorAll('#browser .prompt')].map((each) => each.innerText)"
+    bars = "[...document.querySelectorAll('.bar .number')].map((bar) => bar.innerText).join('')"
+    with tab(tmp_path, f"file://{write_report(run_dir)}") as page:
+        page.wait_for(f"{cards}.length === 3")
+        page.run("source.selectedIndex = 1; source.dispatchEvent(new Event('change'))")
+        assert [card.split() for card in page.run(cards)] == [
+            [f"8{group}?", "step", "score", "KL", "tokens", "answer"]
+            + [word for n in range(3) for word in ("8", f"{n}.00", "0.00", "3", str(n))]
+            for group in "ab"
+        ]
+        assert page.run(bars) == "222", "the scores of the step"
+        page.run("step.value = 0; step.dispatchEvent(new Event('input'))")
+        assert [card.split()[0] for card in page.run(cards)] == ["4a?", "4b?"]
+        page.run("document.querySelector('a[data-step]').click()")
+        assert "ok 0" in page.run(cards)[0], "an alarm's link shows the held-out prompts"
 
 
 def test_returns_are_drawn_over_the_values_of_a_critic(made: Made) -> None:

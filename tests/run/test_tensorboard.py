@@ -49,6 +49,21 @@ def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
     }, "the same names as everywhere"
 
 
+def test_numbers_of_an_options_log_are_histograms_and_not_repeated(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"score": 0.5, "text": "a", "kl": None}, {"score": 1.5, "n": 1}]
+    for steps in ((1, 2), (2, 3)):  # the second run repeats step 2
+        tracker = TensorBoardTracker(tmp_path, {})
+        for step in steps:
+            tracker.lines("rollouts.jsonl", "ppo", step, lines)
+        tracker.finish()
+    events = read(tmp_path)
+    assert events.Tags()["histograms"] == ["ppo/histograms/rollouts/score"]
+    found = events.Histograms("ppo/histograms/rollouts/score")
+    assert [event.step for event in found] == [1, 2, 3]
+    value = found[0].histogram_value
+    assert (value.num, value.min, value.max) == (2, 0.5, 1.5)
+
+
 def test_samples_are_text_and_the_result_comes_with_the_hyper_parameters(tmp_path: Path) -> None:
     tracker = TensorBoardTracker(tmp_path, {"seed": 3, "ppo": {"kl_ctl": 0.25, "epochs": None}})
     tracker.samples("ppo", 4, [Sample("2+2?", " *4*", True, 0.5, 0.25, [])], steps=8)

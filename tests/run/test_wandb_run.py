@@ -374,9 +374,14 @@ def test_steps_that_the_server_has_are_not_sent_again(
     for step in (2, 3, 4):
         tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
         tracker.log("ppo", step, {"ppo/eval_score": 0.1})
+        tracker.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}, {"score": 1.0, "text": "a"}])
+        tracker.lines("digests.jsonl", "ppo", step, [{"weights": {}}])
+    histogram = run.logged[-1]["ppo/histograms/rollouts/score"]
+    assert isinstance(histogram, wandb.Histogram)
+    assert sum(histogram.histogram) == 2
     tracker.log("sft", 1, {"sft/loss": 0.1})
     steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
-    assert steps == [("ppo/step", 4), ("ppo/step", 4), ("sft/step", 1)]
+    assert steps == [*[("ppo/step", 4)] * 3, ("sft/step", 1)]
 
 
 def test_an_online_run_uses_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ OPTIONS = [
     "ppo.ema_beta=0.9",
     "ppo.eval_every=1",
     "ppo.sample_every=2",
+    "ppo.log_rollouts_every=2",
     "sft.eval_every=1",
     "reward.members=2",
     "reward.epochs=0.02",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,19 @@ def test_a_judge_in_the_place_of_the_reward_model(tmp_path: Path) -> None:
     assert not (folder / "ppo" / "critic").exists()
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert all(sample["score"] == pytest.approx(sample["gold"]) for sample in samples)
+
+
+def test_rollouts_of_whole_steps_are_logged_and_shown(option_run: Path) -> None:
+    lines = [json.loads(line) for line in (option_run / "rollouts.jsonl").read_text().splitlines()]
+    assert Counter(line["step"] for line in lines) == {2: 16}
+    groups = Counter(line["prompt"] for line in lines)
+    assert all(count % 2 == 0 for count in groups.values()), "ppo.responses_per_prompt=2"
+    (logged,) = [
+        each
+        for each in metrics(option_run)
+        if (each["phase"], each["step"]) == ("ppo", 2) and "ppo/score_mean" in each
+    ]
+    mean = sum(line["score"] for line in lines) / len(lines)
+    assert mean == pytest.approx(logged["ppo/score_mean"], abs=1e-4)
+    page = (option_run / "report.html").read_text()
+    assert "<option>responses that PPO learned from</option>" in page

@@ -1,0 +1,48 @@
+"""Show the logged responses in the report: one by one, and their spread over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import quantiles
+from typing import Any
+
+from rlhf.base.stored_files import LINE, MAYBE_FLOAT, OTHERS, Form, read_json_lines
+from rlhf.options.rollout_log.keys import LOG
+from rlhf.report.charts import MOST_SAMPLES, Chart, Line, RunFiles, line_chart
+from rlhf.report.run_charts import ChartSection
+
+RESPONSE: Form = {**LINE, "prompt": str, "response": str, "ended": bool, OTHERS: MAYBE_FLOAT}
+TITLES = {"score": "Scores of a step's responses", "tokens": "Lengths of a step's responses"}
+TENTHS = 10  # the band is from the first to the last tenth
+
+
+def chart_sections(run: RunFiles) -> Sequence[ChartSection]:
+    """Return a section with the spread of scores and lengths over steps."""
+    rows = list(read_json_lines(run.folder / LOG, RESPONSE))
+    return [ChartSection("Spread of responses", [_spread_chart(rows, name) for name in TITLES])]
+
+
+def answers(run: RunFiles) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """Return the last logged responses; those to one prompt stand side by side."""
+    rows = list(read_json_lines(run.folder / LOG, RESPONSE))[-MOST_SAMPLES:]
+    return {"responses that PPO learned from": rows} if rows else {}
+
+
+def _spread_chart(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
+    """Return a chart of the median of a number over steps, with a band for eight tenths."""
+    by_step: dict[int, list[float]] = {}
+    for row in rows:
+        if row[name] is not None:
+            by_step.setdefault(row["step"], []).append(row[name])
+    cuts = {
+        step: quantiles(values, n=TENTHS, method="inclusive")
+        for step, values in by_step.items()
+        if len(values) > 1
+    }
+    line = Line(
+        "median; the band holds eight tenths",
+        [(step, each[TENTHS // 2 - 1]) for step, each in cuts.items()],
+        low=[each[0] for each in cuts.values()],
+        high=[each[-1] for each in cuts.values()],
+    )
+    return line_chart(TITLES[name], [line], x_label="PPO step")
