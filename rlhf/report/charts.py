@@ -222,6 +222,7 @@ class RunFiles(NamedTuple):
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[Alarm]
     result: Mapping[str, Any] | None  # None: the run has not finished
+    beside: Mapping[str, PointsByMetric] = {}  # metrics of other runs to draw, by the runs' names
 
 
 def read_run_files(run_dir: Path) -> RunFiles:

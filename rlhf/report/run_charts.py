@@ -157,6 +157,11 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
         # Behind the first, a line that stays 0 is of something that is switched off.
         if name in run.series and (name == panel.metrics[0] or any(y for _, y in run.series[name]))
     ]
+    lines += [
+        line_or_dots(other, series[panel.metrics[0]])
+        for other, series in run.beside.items()
+        if panel.metrics[0] in series
+    ]
     first = METRICS[documented_name(panel.metrics[0])]
     flags = [
         Flag(alarm.step, f"{alarm.name} at step {alarm.step}", alarm_element_id(alarm))

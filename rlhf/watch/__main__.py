@@ -2,6 +2,7 @@
 
 python -m rlhf.watch RUN_DIR                serve a page on this machine, and print its address
 python -m rlhf.watch SWEEP_DIR              the same, with a row for each job
+python -m rlhf.watch RUN_DIR --beside RUN_DIR ...   with the curves of other runs
 python -m rlhf.watch RUN_DIR --terminal     fill the terminal instead; Ctrl-C ends
 python -m rlhf.watch RUN_DIR --json         print the state now, and end
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import FROZEN
+from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point
 from rlhf.run.console import build_console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
@@ -165,7 +166,17 @@ def main(arguments: Sequence[str]) -> int:
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--terminal", action="store_true", help="no page: one screen of the terminal")
     way.add_argument("--port", type=int, help="of the page; default: a free port from 7860 on")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        nargs="+",
+        metavar="RUN_DIR",
+        default=[],
+        help="draw their curves too",
+    )
     options = parser.parse_args(arguments)
+    if options.beside and (options.terminal or options.json):
+        parser.error("--beside belongs to the page: not with --terminal or --json")
     with suppress(KeyboardInterrupt):
         return run_to_exit_code(lambda: _watch(options), as_json=options.json)
     return 0
@@ -178,7 +189,10 @@ def _watch(options: argparse.Namespace) -> Result | None:
     if options.terminal:
         show_in_terminal(folder)
         return None
-    with WatchServer(folder, options.port) as server:
+    beside = [expand_user_path(other, key="--beside").resolve() for other in options.beside]
+    for other in beside:
+        read_frozen_keys(other)  # refuses a folder that is no run
+    with WatchServer(folder, options.port, beside) as server:
         build_console(is_main=True, log_every=1).say(
             f"open {server.address} in a browser; Ctrl-C ends. Without a browser: add --terminal"
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, read_frozen_keys
-from rlhf.report.charts import Point, RunFiles, add_points
+from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
 from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
@@ -30,8 +30,10 @@ class LiveRun:
         CheckpointError: if ``folder`` is not the directory of a run.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Sequence[Path] = ()) -> None:
+        """Read the run in ``folder``; the charts have the curves of the runs ``beside`` too."""
         self.folder = folder
+        self._beside = {"/".join(each.parts[-2:]): read_metric_series(each) for each in beside}
         self.config = read_frozen_keys(folder)
         self.progress = RunProgress(folder)
         self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
@@ -100,6 +102,7 @@ class LiveRun:
             samples=list(self.newest.values()),
             alarms=self.alarms,
             result=None,
+            beside=self._beside,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from http import HTTPStatus
 from itertools import takewhile, zip_longest
@@ -179,17 +179,21 @@ class LiveView:
 class WatchServer(LocalServer):
     """A server of the live page of the run or sweep in ``folder``.
 
+    Charts also have the curves of the runs ``beside``, as they are at the start.
+
     Raises:
         CheckpointError: if ``folder`` is neither a run nor a sweep.
         ConfigError: if the port is taken or may not be used.
     """
 
-    def __init__(self, folder: Path, port: int | None) -> None:
+    def __init__(self, folder: Path, port: int | None, beside: Sequence[Path] = ()) -> None:
         self._live_views: dict[str, LiveView] = {}
         self._lock = Lock()
+        self._beside = beside
         if (folder / FROZEN).is_file():
             self._sweep = None
-            self._live_views[""] = LiveView(partial(build_run_view, LiveRun(folder), back=False))
+            run = LiveRun(folder, beside)
+            self._live_views[""] = LiveView(partial(build_run_view, run, back=False))
         else:
             self._sweep = LiveSweep(folder)
             self._live_views[""] = LiveView(self._build_sweep_view)
@@ -208,7 +212,9 @@ class WatchServer(LocalServer):
             if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    opened = cache(partial(LiveRun, folder))  # opened late: its page shows errors
+                    opened = cache(
+                        partial(LiveRun, folder, self._beside)
+                    )  # opened late: its page shows errors
                     self._live_views[job] = LiveView(
                         lambda before: build_run_view(opened(), before, back=True)
                     )

@@ -22,7 +22,7 @@ def read(folder: Path) -> Any:
     """What is in the event files of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder))
+    events = EventAccumulator(str(folder), {"histograms": 0, "scalars": 0, "tensors": 0})
     events.Reload()
     return events
 

@@ -37,8 +37,8 @@ def every_request_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[WatchServer]:
-    with WatchServer(folder, 0) as server:
+def served(folder: Path, *beside: Path) -> Iterator[WatchServer]:
+    with WatchServer(folder, 0, beside) as server:
         thread = threading.Thread(target=server.serve_forever, args=[0.01])
         thread.start()
         try:
@@ -92,6 +92,26 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         assert "alarm clipping: ppo/clipfrac=0.5 at ppo step 301" in third["parts"]["alarms"]
         assert "#alarm-clipping" in third["parts"]["PPO"], "the chart has a flag"
         assert third["parts"].keys() == {"status", "alarms", "PPO"}
+
+
+def test_curves_of_finished_runs_are_drawn_beside_those_of_the_run(tmp_path: Path) -> None:
+    folder, other = started_run(tmp_path / "run"), started_run(tmp_path / "pets" / "monday")
+    append(folder / "metrics.jsonl", ppo_lines(range(1, 5)))
+    append(other / "metrics.jsonl", ppo_lines(range(1, 9)))
+    with served(folder, other) as server:
+        own, beside = updates(server)["charts"][SCORE]["lines"]
+    assert (own["label"], own["x"]) == ("rollouts", [1, 2, 3, 4])
+    assert (beside["label"], beside["x"]) == ("pets/monday", [*range(1, 9)])
+
+
+def test_runs_beside_are_runs_and_belong_to_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = started_run(tmp_path / "run")
+    assert main([str(folder), "--beside", str(tmp_path)]) == 2
+    assert f"{tmp_path}" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main([str(folder), "--beside", str(folder), "--terminal"])
 
 
 def test_answers_stand_beside_those_before_training_and_stay_text(tmp_path: Path) -> None:

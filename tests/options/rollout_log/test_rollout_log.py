@@ -47,7 +47,7 @@ def log(compose: Callable[[list[str]], DictConfig], every: int, steps: int) -> L
     """What a run of two ranks logs in its first steps."""
     logged: Logged = []
     words = [f"ppo.log_rollouts_every={every}", "phase=pipeline_rule", "model@reward_model=gold"]
-    words += ["rewards={right: {kind: gold}, ends: {kind: stop}}"]
+    words += ["+rewards.right={kind: gold}", "+rewards.ends={kind: stop}"]
     config = to_run_config(compose(words))
     tracker = SimpleNamespace(lines=lambda *given: logged.append(given))
     tokenizer = SimpleNamespace(decode=lambda ids_T, **_: " ".join(map(str, ids_T.tolist())))
