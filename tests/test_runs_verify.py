@@ -231,9 +231,11 @@ def test_only_the_same_machine_can_accuse(
         return ReplayComparison(2, 1, planned.end if metrics else None, metrics | digests)
 
     monkeypatch.setattr(replay, "take_steps_again", take)
-    run = checked(tiny_run, replays=2)._replace(other=other)
+    run = checked(tiny_run, replays=2 if ours == 2 else 1)._replace(other=other)
     found = doubts_of(COMPUTING["replay"], run)
     assert {each.state for each in found} == ({state} - {CheckState.ok})
+    if metrics:
+        return
     first = list(taken)
     taken.clear()
     doubts_of(COMPUTING["replay"], run)

@@ -135,15 +135,16 @@ def test_a_killed_sweep_with_pairs_seeds_and_a_cap_ends_like_the_undisturbed_one
     sweep: Path, file: Path, tmp_path: Path
 ) -> None:
     cache, folder = sweep.parents[2] / "cache", tmp_path / "runs" / "sweeps" / sweep.name
-    for name in (job(sweep, 0.5, 1).name, job(sweep, 0.28, 1).name):  # the first two have finished
+    for kl_ctl, seed in ((0.5, 1), (0.28, 1), (0.5, 2)):  # all but the last have finished
+        name = job(sweep, kl_ctl, seed).name
         shutil.copytree(sweep / name, folder / name)
     with start(ROOT / "launch.py", *words_of(file), cwd=tmp_path, RLHF_CACHE=cache) as process:
-        while sum('"ppo"' in each.read_text() for each in folder.glob("*/metrics.jsonl")) < 3:
+        while sum('"ppo"' in each.read_text() for each in folder.glob("*/metrics.jsonl")) < 4:
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         process.kill()
     done = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
-    assert len(done) == 2
+    assert len(done) == 3
     ended = launch(*words_of(file), cwd=tmp_path, RLHF_CACHE=cache)
     assert ended.returncode == 0, ended.stderr
     undisturbed = (sweep.parents[2] / "stdout").read_text()

@@ -185,8 +185,9 @@ def test_searches_of_equal_settings_end_without_a_better_one() -> None:
             page = sweep_page("", settings, tried=Tried(6))
             told = re.findall('class="told">(higher|lower)', page)
             assert len(told) == sum(title == "gold" for _, title in found.kept)
-        part = compare_with_first([settings[0], ranked[-1]], Tried(6))
-        assert says_better(part) <= says_better(found), "parts of a table tell no more"
+        if number % 8 == 0:
+            part = compare_with_first([settings[0], ranked[-1]], Tried(6))
+            assert says_better(part) <= says_better(found), "parts of a table tell no more"
         extremes = [ranked[0], ranked[-1]]
         wrong_of_chosen += says_better(
             compare_with_first(extremes, Tried(6, is_reference_chosen=True))

@@ -75,6 +75,7 @@ RUN_ELSEWHERE = {
     "python -m rlhf.runs diff RUN_DIR RUN_DIR": "same",
     "python -m rlhf.runs state=finished --json": "same",
     "python -m rlhf.report runs/latest --json": "tests/report/test_run_page.py",
+    "python -m rlhf.watch runs/latest --beside RUN_DIR": "tests/watch/test_live_server.py",
     "python -m rlhf.watch runs/latest --json": "tests/watch/test_terminal.py",
     "python -m rlhf.runs tree": "same",
     "python -m rlhf.runs verify runs/latest": "tests/soak_verify.py",
