@@ -119,14 +119,17 @@ def _judged_gain(measures: Mapping[str, Any]) -> Headline | None:
     key = next((name for name in judges if f"{name}_before" in measures), None)
     if key is None:
         return None
-    form = "{:.1%} → {:.1%}" if key == "exact" else "{:.3f} → {:.3f}"
+    share = key == "exact"
+    form, of_gain = ("{:.1%} → {:.1%}", "{:+.1%}") if share else ("{:.3f} → {:.3f}", "{:+.3f}")
     text = f"{judges[key]} {form.format(measures[f'{key}_before'], measures[f'{key}_after'])}"
     if (interval := measures.get(f"{key}_gain_ci")) is None:
         return Headline(text, is_doubtful=False)
     low, high = interval
     word = "better" if low > 0 else "worse" if high < 0 else "no measurable change"
-    shown = f"{word}: {text} (95 % interval of the gain {low:+.3f} to {high:+.3f})"
-    return Headline(shown, is_doubtful=word != "better")
+    ends = " to ".join(map(of_gain.format, interval))
+    return Headline(
+        f"{word}: {text} (95 % interval of the gain {ends})", is_doubtful=word != "better"
+    )
 
 
 def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:

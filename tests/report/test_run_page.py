@@ -196,7 +196,7 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     [
         (
             [0.1, 0.3],
-            "better: exactly right 50.0% → 50.0% (95 % interval of the gain +0.100",
+            "better: exactly right 50.0% → 50.0% (95 % interval of the gain +10.0%",
             False,
         ),
         ([-0.3, -0.1], "worse: exactly right", True),
