@@ -87,7 +87,7 @@ class SweepCap(NamedTuple):
 
     def describe_end(self) -> str | None:
         """Return a sentence if the limit is reached; None if it is not."""
-        if (spent := self.spent()) < self.minutes:
+        if self.minutes == inf or (spent := self.spent()) < self.minutes:
             return None
         return (
             f"{self.word} is reached after {spent:.2f} minutes; a larger limit continues the sweep"
@@ -195,7 +195,7 @@ def _wait_within_cap(process: subprocess.Popen[bytes], cap: SweepCap, job: str) 
             code = wait_for_exit(process, POLL_SECONDS)
         minutes = before + (time.monotonic() - started) / 60
         write_text_atomically(cap.file(job), f"{minutes}\n")
-        if not asked and cap.spent() >= cap.minutes:
+        if not asked and cap.describe_end() is not None:
             process.send_signal(signal.SIGTERM)  # the run ends its step and writes a checkpoint
             asked = True
     return code
