@@ -8,7 +8,7 @@ and ranks does not change the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -139,10 +139,60 @@ def cispo_loss(
     ratio_BT = log_ratio_BT.detach().exp()
     weights_BT = ratio_BT.clamp(max=1 + cliprange_high)
     loss_BT = -weights_BT * advantages_BT * logprobs_BT.masked_fill(~keep_BT, 0.0)
+    return _limited_loss(loss_BT, log_ratio_BT, ratio_BT > weights_BT, keep_BT, total)
+
+
+def dppo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    divergence: Literal["tv", "kl"],
+    limit: float,
+    limit_high: float | None = None,
+    total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
+) -> PolicyLoss:
+    """Compute DPPO's loss, https://arxiv.org/abs/2602.04879, with its binary divergences.
+
+        loss = 0 if D > limit and the ratio has moved in the direction of A, otherwise -A * ratio
+        tv   D = |p - p_old|
+        kl   D = p_old * log(p_old / p) + (1 - p_old) * log((1 - p_old) / (1 - p))
+
+    p and p_old are the token's probabilities: D compares the token with all others together (eq.
+    13 and 14). ``limit_high`` replaces ``limit`` where A > 0. Unlike a ratio, D is small for a rare
+    token whose probability has doubled, and large for a frequent token that loses a fifth.
+    """
+    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    # Below 0, so that 1 - p is not 0; masked cells become 0, as in the log-ratio.
+    sides = (old_logprobs_BT, logprobs_BT.detach())
+    old_BT, new_BT = (side_BT.masked_fill(~keep_BT, 0.0).clamp(max=-1e-7) for side_BT in sides)
+    if divergence == "tv":
+        divergence_BT = (new_BT.exp() - old_BT.exp()).abs()
+    else:
+        old_others_BT, others_BT = -old_BT.expm1(), -new_BT.expm1()
+        of_others_BT = old_others_BT * (old_others_BT / others_BT).log()
+        divergence_BT = of_others_BT - old_BT.exp() * log_ratio_BT.detach()
+    high = limit if limit_high is None else limit_high
+    is_beyond_BT = (divergence_BT > high).where(advantages_BT > 0, divergence_BT > limit)
+    masked_BT = is_beyond_BT & (log_ratio_BT * advantages_BT > 0)
+    loss_BT = -advantages_BT * log_ratio_BT.exp().masked_fill(masked_BT, 0.0)
+    return _limited_loss(loss_BT, log_ratio_BT, masked_BT, keep_BT, total)
+
+
+def _limited_loss(
+    loss_BT: Tensor,
+    log_ratio_BT: Tensor,
+    limited_BT: Tensor,
+    keep_BT: Tensor,
+    total: Callable[[Tensor, Tensor], Tensor],
+) -> PolicyLoss:
+    """Return token losses with one limit, which holds where ``limited_BT`` is True."""
+    ratio_BT = log_ratio_BT.detach().exp()
     return PolicyLoss(
         loss=total(loss_BT, keep_BT),
         actor_loss=Mean.of(loss_BT, keep_BT),
-        clipfrac=Mean.of((ratio_BT > weights_BT).float(), keep_BT),
+        clipfrac=Mean.of(limited_BT.float(), keep_BT),
         dual_clipfrac=Mean.of(torch.zeros_like(ratio_BT), keep_BT),
         approx_kl=_approx_kl(log_ratio_BT, keep_BT),
         ratio_mean=Mean.of(ratio_BT, keep_BT),

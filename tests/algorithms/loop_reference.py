@@ -224,6 +224,24 @@ def cispo_loss(
     return total
 
 
+def dppo_loss(
+    logprobs: Rows, old: Rows, advantages: Rows, divergence: str, *, limit: float, limit_high: float
+) -> float:
+    """https://arxiv.org/abs/2602.04879 eq. 13 and 14: two outcomes, this token or another one."""
+    total = 0.0
+    for rows in zip(logprobs, old, advantages, strict=True):
+        for new, before, advantage in zip(*rows, strict=True):
+            p, q = math.exp(new), math.exp(before)
+            distance = abs(p - q)
+            if divergence == "kl":
+                distance = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+            raised_enough = advantage > 0 and p > q and distance > limit_high
+            lowered_enough = advantage < 0 and p < q and distance > limit
+            if not (raised_enough or lowered_enough):
+                total -= advantage * p / q
+    return total
+
+
 def rollout_weights(
     logprobs: Rows, sampled: Rows, level: str, *, masks: bool, cap: float, floor: float
 ) -> tuple[Rows, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from hypothesis import given
@@ -23,7 +23,7 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import sum_of_row_means, whiten
-from rlhf.algorithms.ppo import cispo_loss, gspo_loss, policy_loss, value_loss
+from rlhf.algorithms.ppo import cispo_loss, dppo_loss, gspo_loss, policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
@@ -240,6 +240,26 @@ def test_a_clipped_weight_is_cispo(batch: Batch) -> None:
 
     def expected(logprobs: Rows) -> float:
         return reference.cispo_loss(logprobs, *rows, cliprange_high=0.2)
+
+    assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
+    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))
+
+
+@quick
+@given(batch=batches, divergence=st.sampled_from(["tv", "kl"]))
+def test_a_divergence_instead_of_a_ratio_is_dppo(
+    batch: Batch, divergence: Literal["tv", "kl"]
+) -> None:
+    keep, advantages_BT = batch.keep_BT, batch.values_BT
+    logprobs_BT, old_BT = (-x.abs() - 0.01 for x in (batch.logprobs_BT, batch.old_logprobs_BT))
+    limits = {"limit": 0.02, "limit_high": 0.05}
+    rows = [rows_of(x, keep) for x in (logprobs_BT, old_BT, advantages_BT)]
+    logprobs_BT.requires_grad_()
+    result = dppo_loss(logprobs_BT, old_BT, advantages_BT, keep, divergence=divergence, **limits)
+    result.loss.backward()
+
+    def expected(logprobs: Rows) -> float:
+        return reference.dppo_loss(logprobs, *rows[1:], divergence, **limits)
 
     assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
     assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))

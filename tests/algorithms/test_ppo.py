@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rlhf.algorithms.ppo import (
     PolicyLoss,
     ValueLoss,
     cispo_loss,
+    dppo_loss,
     gspo_loss,
     policy_loss,
     value_loss,
@@ -57,7 +58,17 @@ def cispo_actor(*args: Tensor) -> PolicyLoss:
     return cispo_loss(*args, cliprange_high=0.2)
 
 
-ACTORS = [actor, two_sided_actor, gspo_actor, cispo_actor]
+def dppo_tv_actor(*args: Tensor) -> PolicyLoss:
+    """DPPO's loss with a narrow limit of the total variation."""
+    return dppo_loss(*args, divergence="tv", limit=0.05, limit_high=0.1)
+
+
+def dppo_kl_actor(*args: Tensor) -> PolicyLoss:
+    """DPPO's loss with a narrow limit of the KL divergence."""
+    return dppo_loss(*args, divergence="kl", limit=0.02)
+
+
+ACTORS = [actor, two_sided_actor, gspo_actor, cispo_actor, dppo_tv_actor, dppo_kl_actor]
 
 
 def critic(*args: Tensor) -> ValueLoss:
@@ -145,6 +156,45 @@ def test_policy_loss_of_one_token_by_hand(
     assert result.loss.item() == pytest.approx(loss, abs=1e-9)
     assert (result.clipfrac.value(), result.dual_clipfrac.value()) == (clipfrac, dual_clipfrac)
     assert_close(gradient, [[slope]])
+
+
+@pytest.mark.parametrize(
+    ("divergence", "old", "new", "advantage", "loss", "is_masked"),
+    [
+        # total variation, limits 0.15 (A < 0) and 0.2 (A > 0)
+        ("tv", 0.001, 0.003, +1.0, -3.0, False),  # a rare token may become three times as likely
+        ("tv", 0.7, 0.95, +1.0, 0.0, True),  # a ratio of 1.36, but 0.25 of all probability
+        ("tv", 0.7, 0.88, +1.0, -0.88 / 0.7, False),  # 0.18: between the limits
+        ("tv", 0.7, 0.52, -1.0, 0.0, True),
+        ("tv", 0.7, 0.4, +1.0, -0.4 / 0.7, False),  # a good token that fell may rise again
+        ("tv", 0.4, 0.7, -1.0, +0.7 / 0.4, False),  # a bad token that rose may fall again
+        ("tv", 0.4, 0.9, +0.0, 0.0, False),
+        # 0.5 log(0.5 / 0.8) + 0.5 log(0.5 / 0.2) = 0.2231: above 0.2; 0.7 for 0.8: 0.0872
+        ("kl", 0.5, 0.8, +1.0, 0.0, True),
+        ("kl", 0.5, 0.7, +1.0, -1.4, False),
+        ("kl", 0.5, 0.2, -1.0, 0.0, True),
+        ("kl", 1.0, 1.0, -1.0, 1.0, False),  # certain tokens: finite, and not far
+        ("kl", 0.5, 1.0, +1.0, 0.0, True),
+    ],
+)
+def test_dppo_of_one_token_by_hand(
+    divergence: Literal["tv", "kl"],
+    old: float,
+    new: float,
+    advantage: float,
+    loss: float,
+    is_masked: bool,
+) -> None:
+    inputs = [f64([new]).log(), f64([old]).log(), f64([advantage])]
+    result, gradient = with_gradient(
+        lambda *args: dppo_loss(*args, divergence=divergence, limit=0.15, limit_high=0.2),
+        inputs,
+        keep_of([1], 1),
+    )
+    assert isinstance(result, PolicyLoss)
+    assert result.loss.item() == pytest.approx(loss, abs=1e-6)
+    assert result.clipfrac.value() == is_masked
+    assert_close(gradient, [[loss]], atol=1e-6)  # the slope of -A * ratio is -A * ratio
 
 
 @pytest.mark.parametrize("loss", ACTORS)

@@ -31,8 +31,18 @@ def gain(scores: list[float]) -> float:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "reinforce_pp"])
-def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("estimator", "more"),
+    [
+        ("grpo", []),
+        ("gae", []),
+        ("rloo", []),
+        ("reinforce_pp", []),
+        ("grpo", ["ppo.surrogate=dppo_tv", "ppo.cliprange=0.15"]),
+        ("gae", ["ppo.surrogate=dppo_kl", "ppo.cliprange=0.05"]),
+    ],
+)
+def test_a_function_is_learned_from(estimator: str, more: list[str], tmp_path: Path) -> None:
     """Below a mix is learned from with gae, and an endpoint with grpo."""
     (tmp_path / "my_rewards.py").write_text(MODULE)
     group = [] if estimator == "gae" else ["ppo.responses_per_prompt=4"]
@@ -41,6 +51,7 @@ def test_a_function_is_learned_from(estimator: str, tmp_path: Path) -> None:
         *BY_RULE,
         f"ppo.advantage_estimator={estimator}",
         *group,
+        *more,
         f"rewards.vowels={FUNCTION}",
     )
     scores = of_ppo(run, "ppo/score_mean")

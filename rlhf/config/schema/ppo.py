@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LossAggregation = StrEnum("LossAggregation", "token_mean sequence_mean fixed_length")
 """Averages of the actor's token losses in a mini-batch; the critic always uses token_mean."""
 
-SurrogateName = StrEnum("SurrogateName", "clip gspo cispo")
+SurrogateName = StrEnum("SurrogateName", "clip gspo cispo dppo_tv dppo_kl")
 """Losses of the actor (docs/algorithms.md)."""
 
 
@@ -72,11 +72,13 @@ class PpoKeys(AdamWConfig):
     """Where the KL penalty enters: token rewards (reward: InstructGPT), the loss (loss: GRPO) or
     each token's own advantage (advantage)."""
     surrogate: SurrogateName
-    """clip (PPO), gspo (a ratio per response) or cispo (a clipped weight of log pi)."""
+    """clip (PPO), gspo (a ratio per response), cispo (a clipped weight of log pi), or dppo_tv and
+    dppo_kl, which mask tokens by their divergence instead of by their ratio."""
     cliprange: float = key(FROM_0_BELOW_1)
-    """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]."""
+    """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]; dppo: largest divergence."""
     cliprange_high: float | None = key(ABOVE_0)
-    """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange."""
+    """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange. dppo:
+    largest divergence of tokens with positive advantage; null: cliprange."""
     dual_clip: float | None = key(ABOVE_1)
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
     cliprange_value: float | None = key(ABOVE_0)

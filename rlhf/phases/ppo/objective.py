@@ -6,14 +6,14 @@ Shapes: B = sequences of a micro-batch, T = response tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
-from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, gspo_loss, policy_loss
+from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, dppo_loss, gspo_loss, policy_loss
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
@@ -135,10 +135,23 @@ def _cispo_surrogate(
     return cispo_loss(*inputs, cliprange_high=high, total=total), {}
 
 
+def _dppo_surrogate(divergence: Literal["tv", "kl"]) -> Surrogate:
+    def surrogate(
+        inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+    ) -> tuple[PolicyLoss, Metrics]:
+        low, high = config.cliprange, config.cliprange_high
+        loss = dppo_loss(*inputs, divergence=divergence, limit=low, limit_high=high, total=total)
+        return loss, {}
+
+    return surrogate
+
+
 SURROGATES: dict[SurrogateName, Surrogate] = {
     SurrogateName.clip: _clipped_surrogate,
     SurrogateName.gspo: _gspo_surrogate,
     SurrogateName.cispo: _cispo_surrogate,
+    SurrogateName.dppo_tv: _dppo_surrogate("tv"),
+    SurrogateName.dppo_kl: _dppo_surrogate("kl"),
 }
 
 

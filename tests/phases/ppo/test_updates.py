@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +144,9 @@ def test_each_policy_loss_is_the_one_that_is_named(
 ) -> None:
     # all advantages are 2, all ratios e^0.1, and log pi is -0.9; micro-batches of 3 of 6 tokens
     plain = ["ppo.whiten_advantages=false", "ppo.kl_ctl=0", "ppo.lam=1", "ppo.cliprange=0.05"]
-    for name, loss in ("clip", -1.05 * 2), ("gspo", -1.05 * 2), ("cispo", 1.05 * 2 * 0.9):
+    losses_by_name = {"clip": -1.05 * 2, "gspo": -1.05 * 2, "cispo": 1.05 * 2 * 0.9}
+    losses_by_name |= {"dppo_tv": -math.exp(0.1) * 2, "dppo_kl": -math.exp(0.1) * 2}
+    for name, loss in losses_by_name.items():
         keys = [*plain, f"ppo.surrogate={name}"]
         losses = trained(*keys, drift=0.1, score=2.0).models.actor.losses
         assert losses == pytest.approx([loss / 2] * ROWS)
