@@ -93,3 +93,36 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
         == "failed"
     )
     assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
+
+
+def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
+    chains = load("chains")
+    prompts = [f"\n\nHuman: {tag} count 8 from G\n\nAssistant:" for tag in range(400)]
+    assert chains.right_answer(prompts[0]) == "HABCDEFG"
+    for response, share, whole in (
+        (" HABCDEFG", 1, 1),
+        (" HABCDEF", 0.875, 0),
+        (" GABC", 0.375, 0),
+    ):
+        assert chains.share(prompts[:1], [response]) == [share]
+        assert chains.whole(prompts[:1], [response]) == [whole]
+    errors = torch.tensor(chains.noisy_share(prompts, [" GABCDEFG"] * 400)) - 0.875
+    deviation = chains.NOISE * (chains.SHARE_WRONG * (1 - chains.SHARE_WRONG) / 8) ** 0.5
+    assert errors.std().item() == pytest.approx(deviation, rel=0.15)
+    assert abs(errors.mean().item()) < 3 * deviation / 20
+
+
+@pytest.mark.parametrize(
+    ("others", "outcome"), [(0.5, "passed"), (0.7, "failed"), (0.6, "cannot be told")]
+)
+def test_a_critic_must_beat_every_arm_without_one(load: Any, others: float, outcome: str) -> None:
+    crossover = load("crossover")
+    seeds = []
+    for shift in (-0.01, 0.0, 0.01):
+        figures = {}
+        for task in crossover.TASKS:
+            figures[f"{task.title}: {crossover.CRITIC_FIRST}"] = 0.6 + shift
+            for arm in crossover.WITHOUT_CRITIC:  # only one of the arms decides
+                figures[f"{task.title}: {arm}"] = others if arm == "GRPO 16" else 0.5
+        seeds.append(figures)
+    assert outcomes(crossover, *seeds) == outcome
