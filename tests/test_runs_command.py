@@ -58,7 +58,7 @@ def test_a_run_says_what_became_of_it(tiny_run: Path, capsys: Capture) -> None:
     assert (row["phase"], row["step"]) == ("ppo", result["phases"]["ppo"]["steps"])
     assert row["finished"] == ["sft", "reward", "ppo"]
     assert row["objective"] == result["objective"]
-    assert row["gain_ci"] == result["phases"]["ppo"]["gold_gain_ci"]
+    assert row["gain_ci"] == result["phases"]["ppo"]["exact_gain_ci"]
     files = [path for path in tiny_run.rglob("*") if path.is_file() and not path.is_symlink()]
     assert row["bytes"] == sum(path.stat().st_size for path in files)
     assert not any(word.startswith("run_dir=") for word in row["changes"])

@@ -336,10 +336,7 @@ class ReportSeam(Protocol):
     """Numbers of result.json with which the score can be compared, by label."""
 
     def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
-        """Return sections of charts to add to the run's report."""
-
-    def answers(self, run: RunFiles) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Return further answers for the report's browser of samples, by what they are."""
+        """Return sections of charts, and of answers for its samples, to add to the report."""
 
 
 class ChatSeam(Protocol):

@@ -1,6 +1,6 @@
 // Turns the lines of a chart into the columns that uPlot draws, and finds the ends of its axes.
 const FEWEST_TO_SMOOTH = 20; // points that a line needs to be smoothed
-const look = {picked: null, smoothing: 0, isLog: false}; // what the reader has chosen for all charts
+const look = {picked: null, smoothing: null, isLog: false}; // what the reader has chosen for all charts
 
 // Charts with the same x axis share its ends, the part that is visible (null: everything) and the pointer.
 const groups = new Map();

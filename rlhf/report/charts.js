@@ -120,7 +120,7 @@ const draw = (chart) => {
     hooks: {
       drawClear: [(u) => {
         const paint = paintOf(u, colour);
-        drawHealthy(paint, chart.healthy, figure);
+        drawHealthy(paint, chart);
         paint.inside(() => chart.lines.forEach((line, index) => !isFaint(line) && drawBand(paint, line, tone(line, index))));
       }],
       draw: [(u) => {
@@ -199,6 +199,7 @@ const listen = (chart) => {
 
 // A chart is drawn when it first has a width: those in a folded part wait until it is opened.
 const charts = new Map();
+const drawAgain = () => charts.forEach((chart) => chart.plot && draw(chart));
 const sizes = new ResizeObserver((entries) => {
   for (const {target} of entries) {
     const chart = charts.get(target);
@@ -211,16 +212,18 @@ const sizes = new ResizeObserver((entries) => {
     else draw(chart);
   }
 });
+// Lines of very many points would be solid bands, so they are smoothed until the reader chooses.
+const smoothLong = ({lines}) => {
+  if (look.smoothing !== null || !lines.some((line) => line.joined && line.x.length > MOST_RAW)) return;
+  document.getElementById("smoothing").value = look.smoothing = 0.6;
+  drawAgain();
+};
 const add = (box, data) => {
+  smoothLong(data);
   charts.set(box, read(box, data));
   sizes.observe(box);
 };
 const found = [...document.querySelectorAll("[data-chart]")].map((box) => [box, JSON.parse(box.dataset.chart)]);
-// Lines of very many points would be solid bands.
-if (found.some(([, data]) => data.lines?.some((line) => line.joined && line.x.length > MOST_RAW))) {
-  look.smoothing = 0.6;
-  document.getElementById("smoothing").value = "0.6";
-}
 for (const [box, data] of found) if (data.lines) add(box, data); // a page that follows a run sends them later
 // A page that follows a run passes new data of a chart to the box of the chart, which may be new. The zoom stays.
 document.addEventListener("chart", ({target, detail}) => {
@@ -230,6 +233,7 @@ document.addEventListener("chart", ({target, detail}) => {
     add(target, detail);
     return;
   }
+  smoothLong(detail);
   const shape = () => chart.lines.map((line) => line.joined).join();
   const before = shape();
   fill(chart, detail);
@@ -242,7 +246,6 @@ document.addEventListener("chart", ({target, detail}) => {
   chart.plot.setData(columns(chart), false);
   chart.plot.setScale("x", {min, max});
 });
-const drawAgain = () => charts.forEach((chart) => chart.plot && draw(chart));
 
 for (const media of ["(prefers-color-scheme: dark)", "print"]) {
   matchMedia(media).addEventListener("change", () => charts.forEach(({plot}) => plot?.redraw(false)));

@@ -21,7 +21,7 @@ from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
 
 MOST_POINTS = 600  # most points per line; a longer line keeps the lowest and highest of each bucket
-FEWEST_JOINED = 3  # fewer points are dots: a line would suggest values between them
+FEWEST_JOINED = 6  # fewer points are dots: a line would suggest values between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value in a chart's data
 MOST_SAMPLES = 4000  # most samples on the page, which shows the last samples
@@ -43,6 +43,7 @@ class Line(NamedTuple):
     setting: int | None = None  # the number of the setting whose runs the whole line shows
     low: Sequence[float] = ()  # the lower and upper end of a band around the line
     high: Sequence[float] = ()
+    runs: Sequence[Sequence[float]] = ()  # y of the runs whose mean it is, drawn instead of a band
 
 
 class Flag(NamedTuple):
@@ -151,7 +152,7 @@ def _drop_non_finite_points(line: Line) -> Line:
     kept = [math.isfinite(y) for _, y in line.points]
     names = ("points", "half", "x_half", "names", "settings", "low", "high")
     columns: dict[str, Any] = {name: list(compress(getattr(line, name), kept)) for name in names}
-    return line._replace(**columns)
+    return line._replace(**columns, runs=[list(compress(run, kept)) for run in line.runs])
 
 
 def _line_data(line: Line) -> dict[str, Any]:
@@ -165,6 +166,7 @@ def _line_data(line: Line) -> dict[str, Any]:
         "xHalf": _round_values(line.x_half),
         "low": _round_values(line.low),
         "high": _round_values(line.high),
+        "runs": list(map(_round_values, line.runs)),
         "names": line.names,
         "settings": line.settings,
     }

@@ -7,6 +7,7 @@ stopped has a page too.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN
+from rlhf.report.alarms import find_doubts
+from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
     ComparedRun,
     Setting,
@@ -35,18 +38,19 @@ from rlhf.report.differences import (
     compare_with_first,
     comparison_json,
 )
+from rlhf.report.first_screen import Tile
 from rlhf.report.next_commands import relative_to_cwd
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     KL,
     frontier_chart,
     is_number,
-    parallel_coordinates_chart,
     parameter_chart,
     setting_curves,
 )
 from rlhf.run.console import build_console
-from rlhf.run.results import write_json
+from rlhf.run.results import read_run_result, write_json
+from rlhf.run.step_alarms import read_alarms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -263,14 +267,19 @@ def sweep_page(
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings, tried)
+    verdict = _headline(done, found, study)
+    doubts = list(_doubts_of_runs(done[0][1]) if done else ())
+    if doubts:
+        verdict = Headline(f"{verdict.text}; its runs have reasons to doubt them", is_doubtful=True)
     return render_template(
         "sweep.html",
-        scripts=["sweep.js", "parallel.js"],
+        scripts=["sweep.js"],
         title=title,
-        verdict=_headline(done, found, study),
+        verdict=verdict,
         place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
-        notes=[*note_lines(settings, found)],
+        tiles=[*_tiles(done, found)] if len(done) > 1 and study is None else [],
+        notes=[*doubts, *note_lines(settings, found)],
         **(_tables_and_charts(done, found, study) if done else {"table": None}),
     )
 
@@ -331,17 +340,69 @@ def _headline(
         return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
     name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # listed first
-    said = f"best objective {estimate_text(best.estimates()['objective'])}: {name}"
+    reached = f"{goal} {estimate_text(best.estimates()['objective'])}"
     if len(done) == 1:
-        return Headline(said, is_doubtful=False)
+        return Headline(f"{name}: {reached}", is_doubtful=False)
     if best is not found.reference:
         told = found.verdict(number, goal)
         ending = DOUBTS.get(told, f"{told} than the reference")
-        return Headline(f"{said}; {ending}", is_doubtful=told in DOUBTS)
-    doubtful = [told for told in others if told != "lower"]
-    ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
-    ending = ending.replace("from the reference", f"from {len(doubtful)} of {len(others)} others")
-    return Headline(f"{said}; {ending}", is_doubtful=bool(doubtful))
+        is_doubtful = told in DOUBTS
+    else:
+        doubtful = [told for told in others if told != "lower"]
+        ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
+        is_doubtful = bool(doubtful)
+        number, rest = done[1][0], f"from {len(doubtful)} of {len(others)} others"
+        ending = ending.replace("from the reference", rest)
+    if isinstance(more := found.more_seeds(number, goal), int):
+        ending += f" with these seeds; {more} more of each setting may tell one"
+    word = "leads, but may not be better" if is_doubtful else "is best"
+    return Headline(f"{name} {word}: {reached}; {ending}", is_doubtful)
+
+
+def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
+    """Yield the best setting's objective, its lead, the seeds that are missing, and its KL.
+
+    The best is compared with the reference or, if it is the reference, with the next best.
+    """
+    (number, best), (other, rival) = done[:2]
+    goal, whose, sign = _objective_title(found), "next best", -1
+    if best is not found.reference and found.reference is not None:
+        other, rival, whose, sign = number, found.reference, "reference", 1
+    ends = [each.estimates() for each in (rival, best)]
+    before, after = (f"{each['objective'].mean:.3f}" for each in ends)
+    meaning = best.runs[0].meanings.get("objective", goal)
+    yield Tile(f"{goal}, {whose} → best", before, after, f"{meaning}; {whose}: {rival.label}")
+    if (told := found.differences.get((other, goal))) is not None:
+        lead = estimate_text(told.estimate._replace(mean=sign * told.estimate.mean), "+")
+        seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting"
+        of = "no interval from " if math.isnan(told.estimate.half) else "95 % interval over "
+        yield Tile(f"lead over the {whose}", "", lead, of + seeds)
+        more = found.more_seeds(other, goal)
+        note = "of each setting, to tell this lead from chance in 4 of 5 cases"
+        if more is None:
+            note = f"the lead is told from chance, corrected for {found.num_tests} differences"
+        yield Tile("more seeds needed", "", "none" if more is None else str(more), note)
+    if all(KL in each for each in ends):
+        before, after = (number_text(each[KL].mean) for each in ends)
+        note = "nats from the reference model: a gain's price"
+        yield Tile(f"KL, {whose} → best", before, after, note)
+
+
+def _doubts_of_runs(best: Setting) -> Iterator[str]:
+    """Yield a line if runs of the best setting have reasons to doubt them."""
+    doubted = {}
+    for run in best.finished_runs():
+        lines = [alarm.line for alarm in read_alarms(run.folder)]
+        if (result := read_run_result(run.folder)) is not None:
+            lines += find_doubts(result["phases"], read_metric_series(run.folder))
+        if lines:
+            doubted[run.folder.name] = lines[0]
+    if doubted:
+        name, line = next(iter(doubted.items()))
+        yield (
+            f"{len(doubted)} of {len(best.runs)} runs of the first setting have reasons to doubt "
+            f"them; {name}: {line}"
+        )
 
 
 def _objective_title(found: SettingsComparison) -> str:
@@ -364,13 +425,9 @@ def _tables_and_charts(
         "table": _settings_table(ranked, titles, found, study),
         "varied": keys,
         "frontiers": [frontier_chart(goal, done) for goal in goals],
-        "parallel": None,
         "parameters": None,
+        "explaining": None,
     }
-    if keys:
-        columns = {key: [setting.values.get(key) for setting in done] for key in keys}
-        columns |= {title: [setting.estimates()[title].mean for setting in done] for title in drawn}
-        parts["parallel"] = parallel_coordinates_chart(columns)
     if keys and len(keys) < len(done):
         shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
         parts |= {

@@ -1,22 +1,27 @@
-"""Build the tiles at the top of a run's page: its most important measures, before and after."""
+"""Build the first screen of a run's page: the verdict, and tiles with its main measures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rlhf.report.summary import summary_blocks
+from rlhf.base.stored_files import HELD_OUT, read_json
+from rlhf.config.choices import Phase
+from rlhf.report.alarms import MOST_KL, find_doubts
+from rlhf.report.charts import RunFiles, number_text
+from rlhf.report.gain import read_gain
+from rlhf.report.page import Headline
+from rlhf.report.summary import describe_objective, duration_text
+from rlhf.run.results import finished_phases
+from rlhf.run.step_alarms import describe_divergence
 
-# Rows of the summary that become tiles: of each line, the first row that the last phase has.
-TILES = (
-    (
-        *("exactly right", "held-out gold score", "held-out score"),
-        *("held-out ranking", "held-out accuracy", "held-out perplexity"),
-    ),
-    ("KL to reference, nats",),
-    ("response tokens",),
-)
-INTERVALS = ("  gain, 95 % interval", "  95 % interval")
+MEANINGS = {  # what a judge measures, by its name in result.json
+    "exact": "share of the answers without a mistake",
+    "gold": "mean of a rule that knows the right answers, 0 to 1",
+    "score": "mean of what PPO maximises, so no proof of quality: read the answers",
+}
+
+ENDS = ("before", "after")
 
 
 class Tile(NamedTuple):
@@ -28,19 +33,57 @@ class Tile(NamedTuple):
     note: str = ""
 
 
-def build_tiles(result: Mapping[str, Any]) -> list[Tile]:
+def read_verdict(run: RunFiles) -> Headline:
+    """Return the headline: what training gained, how sure that is, and reasons to doubt it."""
+    diverged = describe_divergence(run.alarms)
+    if run.result is None:
+        names = finished_phases(run.folder)
+        done = f"finished phases: {', '.join(names)}" if names else "no phase finished"
+        return Headline(f"{diverged or 'This run has not finished'}; {done}.", is_doubtful=True)
+    phases = run.result["phases"]
+    doubts = len(run.alarms) + len(find_doubts(phases, run.series))
+    gain = read_gain(phases)
+    reached = f"objective {run.result['objective']:.3f}, {describe_objective(phases)}"
+    if gain is not None:
+        reached = f"{gain.word}: {gain.judge} {' → '.join(gain.ends)}".removeprefix(": ")
+        if gain.interval is not None:
+            reached += f" (95 % interval of the gain {gain.interval_text}; one seed)"
+    told = {0: "no reason found", 1: "1 reason"}.get(doubts, f"{doubts} reasons")
+    is_proven = doubts == 0 and (gain is None or gain.is_proven)
+    return Headline(f"{diverged or reached}; {told} to doubt it", is_doubtful=not is_proven)
+
+
+def build_tiles(run: RunFiles) -> list[Tile]:
     """Return up to four tiles: what the last phase reached, its KL and length, and the time."""
-    blocks = {block.name: block for block in summary_blocks(result)}
-    run = blocks.pop("run", None)
-    tiles = []
-    rows = [*blocks.values()][-1].rows if blocks else []
-    places = {row.measure: at for at, row in reversed([*enumerate(rows)])}
-    for names in TILES:
-        if (at := next((places[name] for name in names if name in places), None)) is not None:
-            after = rows[at + 1 : at + 2]
-            notes = [f"{e.measure.strip()} {e.after}" for e in after if e.measure in INTERVALS]
-            tiles.append(Tile(*rows[at], *notes))
-    if run is not None:
-        planned = [f"planned {row.after}" for row in run.rows[1:2] if row.measure == "  planned"]
-        tiles.append(Tile("time", "", run.duration, *planned))
-    return tiles
+    return [] if run.result is None else list(_tiles(run, run.result))
+
+
+def _tiles(run: RunFiles, result: Mapping[str, Any]) -> Iterator[Tile]:
+    phases = result["phases"]
+    measures: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
+    if (gain := read_gain(phases)) is not None:
+        held_out = read_json(run.folder / "ppo" / "held_out.json", HELD_OUT) or {}
+        prompts = len(held_out.get("after", {}).get("score", ()))
+        of = f"; {prompts} held-out prompts" if prompts else ""
+        yield Tile(gain.judge, *gain.ends, MEANINGS.get(gain.key, "a judge of your own") + of)
+    elif "accuracy" in measures:
+        low, high = measures["accuracy_ci"]
+        told = f"held out; 95 % interval {low:.1%} to {high:.1%}; chance is 50 %"
+        yield Tile("pairs ranked right", "", f"{measures['accuracy']:.1%}", told)
+    elif "perplexity_after" in measures:
+        before, after = (number_text(measures[f"perplexity_{each}"]) for each in ENDS)
+        yield Tile("perplexity", before, after, "of held-out text: lower is better")
+    tokens = measures.get("response_tokens_after")
+    if (kl := measures.get("kl_to_reference")) is not None:
+        per_token = f"; {kl / tokens:.2f} per token, doubtful above {MOST_KL}" if tokens else ""
+        yield Tile("KL, nats", "", number_text(kl), f"distance from the reference{per_token}")
+    if tokens is not None:
+        before, after = (number_text(measures[f"response_tokens_{each}"]) for each in ENDS)
+        ended = f"; {measures['ended_share_after']:.0%} of the answers ended by themselves"
+        yield Tile("tokens of an answer", before, after, f"mean{ended}")
+    if "measured" in result:
+        hours, planned = result["measured"]["hours"], (result.get("planned") or {}).get("hours")
+        note = ""
+        if planned:
+            note = f"{hours / planned:.1f} times the planned {duration_text(planned)}"
+        yield Tile("time", "", duration_text(hours), note)

@@ -26,22 +26,31 @@ const paintOf = (u, colour) => {
   return {ctx, bbox, x, y, stroke, inside, colour};
 };
 
-// The healthy range, below everything else; the legend says so if the chart does not reach it.
-const drawHealthy = ({ctx, bbox, y, colour}, healthy, figure) => {
+// The healthy range, below everything else; the legend says so if no value or every value is in it.
+const drawHealthy = ({ctx, bbox, y, colour}, {healthy, lines, figure}) => {
   if (!healthy) return;
   const top = bbox.top, bottom = bbox.top + bbox.height;
   const [low, high] = healthy.map((value) => Math.min(bottom, Math.max(top, y(value))));
-  figure.querySelector(".healthy").classList.toggle("outside", low - high < 1);
+  const {classList} = figure.querySelector(".healthy");
+  classList.toggle("outside", low - high < 1);
+  const isHealthy = lines.every((line) => line.y.every((value) => value >= healthy[0] && value <= healthy[1]));
+  if (classList.toggle("inside", isHealthy && low - high > 0.8 * bbox.height)) return; // no border would be seen
   ctx.fillStyle = colour("--good");
   ctx.fillRect(bbox.left, high, bbox.width, low - high);
 };
 
-// A line's band, from the lowest to the highest seed; dots that are not joined get bars.
+// A line for each seed or, if the line has no seeds, its band; dots that are not joined get bars.
 const drawBand = ({ctx, x, y, stroke, colour}, line, tone) => {
   if (!line.low) return;
   ctx.strokeStyle = ctx.fillStyle = colour(`--s${tone}`);
   if (!line.joined) {
     stroke(...line.x.map((at, place) => [x(at), y(line.low[place]), x(at), y(line.high[place])]));
+    return;
+  }
+  if (line.runs) {
+    ctx.globalAlpha = 0.4;
+    for (const run of line.runs) stroke(...run.slice(1).map((to, place) => [x(line.x[place]), y(run[place]), x(line.x[place + 1]), y(to)]));
+    ctx.globalAlpha = 1;
     return;
   }
   ctx.beginPath();

@@ -12,6 +12,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
 from rlhf.options import modules_of
 from rlhf.report.alarms import CHANCE
+from rlhf.report.gain import read_gain
 from rlhf.run.model_card import python_example
 from rlhf.run.policies import TRAINED
 from rlhf.run.results import read_phase_result
@@ -84,8 +85,8 @@ def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
             {"reward.epochs": f"{2 * keys['reward.epochs']:g}"},
         )
     result = read_phase_result(run_dir, "ppo") or {}
-    low, high = result.get("gold_gain_ci") or result.get("score_gain_ci") or (1.0, 1.0)
-    if low <= 0 <= high and "steps" in result:
+    gain = read_gain({"ppo": result})
+    if gain is not None and gain.word == "no measurable change" and "steps" in result:
         return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
     return "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
 

@@ -8,6 +8,7 @@ are refused.
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 # The scripts that draw charts, in the order in which they are inserted into a page.
 CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_data.js", "charts.js")
+QUESTION = re.compile(r"Human: ((?:(?!\nHuman: ).)*?)\s*Assistant:", re.DOTALL)
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
@@ -66,8 +68,15 @@ def build_jinja_environment(package: str = __package__) -> Environment:
     )
     # The filter tojson escapes <, >, & and ', so text of a model cannot close the HTML element.
     made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    made.filters["question"] = unframe_prompt
     made.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
     return made
+
+
+def unframe_prompt(prompt: str) -> str:
+    """Return a prompt without the words that all prompts have: "Human: Hi. Assistant:" is "Hi."."""
+    found = QUESTION.fullmatch(prompt.strip())
+    return found[1] if found else prompt.strip()
 
 
 def read_asset(name: str, package: str = __package__) -> Markup:

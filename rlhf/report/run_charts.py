@@ -1,14 +1,14 @@
-"""Build the charts of a run's report: over-optimisation, the critic, and all metrics."""
+"""Build the charts of a run's report: over-optimisation, and all metrics."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.base.intervals import NORMAL_QUANTILE
-from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.config.choices import ModelInit, Phase, RewardKind
 from rlhf.report.charts import (
     FEWEST_JOINED,
     PANELS,
@@ -27,7 +27,6 @@ from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
-MOST_TOKENS = 500  # most dots in the chart of the critic
 # Labels of the x axis by the first part of a metric's name; other metrics get PPO's label.
 X_LABELS = {
     "sft": "SFT step",
@@ -38,11 +37,15 @@ X_LABELS = {
 
 
 class ChartSection(NamedTuple):
-    """Charts under a title, with a note; None stands for a chart without points."""
+    """Charts under a title, with a note; None stands for a chart without points.
+
+    ``answers`` are for the page's browser of samples, by what they are.
+    """
 
     title: str
     charts: Sequence[Chart | None]
     note: str = ""
+    answers: Mapping[str, Sequence[Mapping[str, Any]]] = {}
 
 
 def over_optimisation_section(run: RunFiles) -> ChartSection:
@@ -60,23 +63,32 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
         line_chart("Score that PPO maximises", [rollouts, held_out], x_label=label),
         line_chart("Gold score, held-out", [gold], x_label=label),
     ]
-    title, note = "Over-optimisation", _describe_gold_score(run)
-    if not gold.points:
-        title, note = "Score over KL", "Only the samples show whether higher scores are deserved."
-    return ChartSection(title, found, f"{note} Bars are 95 % intervals.")
+    title = "Over-optimisation" if gold.points else "Score over KL"
+    return ChartSection(title, found, "Bars are 95 % intervals.")
 
 
-def _describe_gold_score(run: RunFiles) -> str:
-    """Return a text that explains the gold score, and what it shows about this run."""
-    what = "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
-    kinds = {value for key, value in run.config.items() if re.fullmatch(r"rewards\..*\.kind", key)}
-    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
-    if judged or RewardKind.gold in kinds:
-        return f"{what} PPO is trained on it here, so it shows no exploitation."
-    return (
-        f"{what} PPO does not see it: a score that rises while the gold score falls is "
-        "over-optimisation."
+def _describe_scores(run: RunFiles) -> str:
+    """Return what the scores in the charts of PPO measure, and what shows over-optimisation."""
+    kinds = {
+        key.split(".")[1]: value
+        for key, value in run.config.items()
+        if re.fullmatch(r"rewards\..*\.kind", key)
+    }
+    scorer = f"the rewards {', '.join(kinds)}" if kinds else "the reward model"
+    told = [
+        f"Score: what {scorer} gives an answer, and PPO maximises.",
+        "Held-out: answers to prompts that training never sees.",
+    ]
+    if "ppo/eval_gold" not in run.series:
+        return " ".join([*told, "Only the samples show whether higher scores are deserved."])
+    told.append(
+        "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
     )
+    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
+    if judged or RewardKind.gold in kinds.values():
+        return " ".join([*told, "PPO is trained on it here, so it shows no exploitation."])
+    told.append("PPO does not see it: a score that rises while it falls is over-optimisation.")
+    return " ".join(told)
 
 
 def line_or_dots(label: str, points: Sequence[Point]) -> Line:
@@ -116,35 +128,14 @@ def _curve_over_kl(
     return line._replace(names=names, half=half)
 
 
-def critic_section(run: RunFiles) -> ChartSection:
-    """Return a chart with a point (critic's value, return) for each token of the last answers.
-
-    The return is the GAE advantage plus the value. An exact critic's points are on the diagonal.
-    """
-    of_tokens = ("token_values", "token_advantages")
-    answers = [s for s in run.samples if s.get("model") == "actor" and s.keys() >= {*of_tokens}]
-    points = [
-        (value, value + advantage)
-        for sample in answers
-        if sample["step"] == answers[-1]["step"]
-        for value, advantage in zip(*(sample[name] for name in of_tokens), strict=False)
-        if value is not None and advantage is not None  # None: the number was not finite
-    ]
-    if not any(value for value, _ in points):
-        return ChartSection("Critic", [])
-    exact = [(at, at) for at, _ in (min(points), max(points))]
-    chart = line_chart(
-        f"Returns over the critic's values, tokens of step {answers[-1]['step']}",
-        [Line("tokens", points[-MOST_TOKENS:], is_joined=False), Line("exact", exact)],
-        x_label="value before the token",
-    )
-    return ChartSection("Critic", [chart])
-
-
 def panel_sections(run: RunFiles) -> list[ChartSection]:
     """Return a section of charts for each section of ``PANELS``."""
     return [
-        ChartSection(title, [_panel_chart(run, panel) for panel in panels])
+        ChartSection(
+            title,
+            [_panel_chart(run, panel) for panel in panels],
+            _describe_scores(run) if title == Phase.ppo.upper() else "",
+        )
         for title, panels in panels_for_metrics(run.series).items()
     ]
 

@@ -14,22 +14,26 @@ from typing import Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_json_lines
-from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_command
 from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
-from rlhf.report.first_screen import build_tiles
-from rlhf.report.page import Headline, render_template
+from rlhf.report.first_screen import build_tiles, read_verdict
+from rlhf.report.page import render_template
 from rlhf.report.run_charts import (
     alarm_element_id,
-    critic_section,
     other_metric_charts,
     over_optimisation_section,
     panel_sections,
 )
-from rlhf.report.summary import find_changed_answers, replaced_kernel_lines, summary_blocks
-from rlhf.run.step_alarms import Alarm, describe_divergence
+from rlhf.report.summary import (
+    change_of_score,
+    find_changed_answers,
+    replaced_kernel_lines,
+    summary_blocks,
+    summary_title,
+)
+from rlhf.run.step_alarms import Alarm
 
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"
@@ -63,23 +67,28 @@ def run_page(run: RunFiles) -> str:
     result = run.result
     words = read_command(run.folder)
     first, *panels = panel_sections(run)
-    sections = [first, over_optimisation_section(run), *panels, critic_section(run)]
+    sections = [first, over_optimisation_section(run), *panels]
     for build in hooks_of("report", "chart_sections"):
         sections += build(run)
     answers = {"held-out prompts": run.samples}
-    for read in hooks_of("report", "answers"):
-        answers |= read(run)
+    for section in sections:
+        answers |= section.answers
+    changed = find_changed_answers(run.samples, len(run.samples))
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
         title=f"{run.folder.name}: {run.config['name']}, seed {run.config['seed']}",
-        verdict=_headline(run),
+        verdict=read_verdict(run),
         place=run.folder,
         run=run,
-        tiles=[] if result is None else build_tiles(result),
+        tiles=build_tiles(run),
         answers={title: rows for title, rows in answers.items() if rows},
-        changed=find_changed_answers(run.samples, MOST_CHANGED),
+        changed=changed[:MOST_CHANGED],
+        num_answered=len(changed),
+        num_higher=sum(change_of_score(*pair) > 0 for pair in changed),
+        num_lower=sum(change_of_score(*pair) < 0 for pair in changed),
         results=[] if result is None else list(summary_blocks(result)),
+        objective="" if result is None else summary_title(result, run.alarms),
         kernels=[] if result is None else replaced_kernel_lines(result),
         evaluation=read_evaluation(run.folder),
         alarms=[(alarm, _step_of_last_samples(run, alarm)) for alarm in run.alarms],
@@ -89,46 +98,7 @@ def run_page(run: RunFiles) -> str:
         rest=other_metric_charts(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
-        settings=_tables_of_keys(run, words),
-    )
-
-
-def _headline(run: RunFiles) -> Headline:
-    """Return the headline: the run's objective, and the number of reasons to doubt it."""
-    diverged = describe_divergence(run.alarms)
-    if run.result is None:
-        phases = [name for name in Phase if (run.folder / name / "result.json").exists()]
-        done = f"finished phases: {', '.join(phases)}" if phases else "no phase finished"
-        return Headline(f"{diverged or 'This run has not finished'}; {done}.", is_doubtful=True)
-    doubts = len(run.alarms) + len(find_doubts(run.result["phases"], run.series))
-    phases = run.result["phases"]
-    gain = _judged_gain(phases.get("ppo") or phases.get("dpo") or {})
-    reached = diverged or ", ".join(
-        [*([gain.text] if gain else []), f"objective {run.result['objective']:.3f}"]
-    )
-    told = f"{doubts} reason{'s' if doubts > 1 else ''} to doubt it" if doubts else "no alarms"
-    return Headline(f"{reached}; {told}", is_doubtful=bool(doubts or (gain and gain.is_doubtful)))
-
-
-def _judged_gain(measures: Mapping[str, Any]) -> Headline | None:
-    """Return in words what a phase changed, by its best judge; None if nothing judged its policy.
-
-    It is doubtful unless the 95 % interval of the gain over prompts is above 0.
-    """
-    judges = {"exact": "exactly right", "gold": "gold score", "score": "score"}
-    key = next((name for name in judges if f"{name}_before" in measures), None)
-    if key is None:
-        return None
-    share = key == "exact"
-    form, of_gain = ("{:.1%} → {:.1%}", "{:+.1%}") if share else ("{:.3f} → {:.3f}", "{:+.3f}")
-    text = f"{judges[key]} {form.format(measures[f'{key}_before'], measures[f'{key}_after'])}"
-    if (interval := measures.get(f"{key}_gain_ci")) is None:
-        return Headline(text, is_doubtful=False)
-    low, high = interval
-    word = "better" if low > 0 else "worse" if high < 0 else "no measurable change"
-    ends = " to ".join(map(of_gain.format, interval))
-    return Headline(
-        f"{word}: {text} (95 % interval of the gain {ends})", is_doubtful=word != "better"
+        settings={key: json.dumps(value) for key, value in run.config.items()},
     )
 
 
@@ -136,14 +106,6 @@ def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
     """Return the last step with samples that is not after ``alarm``; None if there is none."""
     steps = [sample["step"] for sample in run.samples if sample["phase"] == alarm.phase]
     return max((step for step in steps if step <= alarm.step), default=None)
-
-
-def _tables_of_keys(run: RunFiles, words: list[str]) -> dict[str, dict[str, str]]:
-    """Return two tables by title: the keys that the command ``words`` set, and all keys."""
-    rows = {key: json.dumps(value) for key, value in run.config.items()}
-    keys = {word.partition("=")[0].lstrip("+") for word in words}
-    differing = {key: value for key, value in rows.items() if key in keys}
-    return {"Set by the command instead of a preset": differing, "All settings": rows}
 
 
 def model_rows(
@@ -222,7 +184,7 @@ def _side_by_side_rows(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, o
         if each["sample"] == 0 and (prompt in rows or len(rows) < MOST_PROMPTS):
             row = rows.setdefault(prompt, {"prompt": prompt})
             score = "not finite" if each["score"] is None else f"{each['score']:.2f}"
-            shown = f"{each['response'].strip()} ({score})"
+            shown = f"{each['response'].strip()} (score {score})"
             row[f"{each['model']}, {each['decoder']}"] = shown
     return list(rows.values())
 

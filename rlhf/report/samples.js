@@ -23,8 +23,6 @@
   // A prompt without the words that all have: "Human: Hi. Assistant:" is "Hi."
   const question = (prompt) => prompt.trim().match(/^Human: ((?:(?!\nHuman: )[^])*?)\s*Assistant:$/)?.[1] ?? prompt.trim();
   for (const pair of document.querySelectorAll(".changed .prompt")) {
-    const title = pair.querySelector("h3");
-    title.textContent = question(title.textContent);
     const [before, after] = pair.querySelectorAll(".text");
     markChanges(after, before.textContent);
   }

@@ -165,10 +165,17 @@ def find_changed_answers(
         for step in (own[0]["step"], own[-1]["step"])
     )
     pairs = [(first[prompt], answer) for prompt, answer in last.items() if prompt in first]
-    return sorted(pairs, key=lambda pair: -abs(_change_of_score(*pair)))[:most]
+    return rank_by_change(pairs)[:most]
 
 
-def _change_of_score(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
+def rank_by_change(
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return pairs of a first and a last answer, the largest change of the score first."""
+    return sorted(pairs, key=lambda pair: -abs(change_of_score(*pair)))
+
+
+def change_of_score(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
     """Return the change of the gold score or score; 0 if one of them is unknown."""
     name = "gold" if None not in (first.get("gold"), last.get("gold")) else "score"
     before, after = first.get(name), last.get(name)

@@ -4,10 +4,6 @@
   const pick = (button) => {
     const was = button.getAttribute("aria-pressed") === "true";
     for (const each of buttons) each.setAttribute("aria-pressed", String(each === button && !was));
-    document.body.classList.toggle("picking", !was);
-    for (const part of document.querySelectorAll("[data-setting]")) {
-      part.classList.toggle("picked", !was && part.dataset.setting === button.dataset.pick);
-    }
     const detail = was ? null : Number(button.dataset.pick);
     document.dispatchEvent(new CustomEvent("pick", {detail})); // charts.js listens
   };

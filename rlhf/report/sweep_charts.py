@@ -1,4 +1,4 @@
-"""Build the charts of a sweep: frontiers, parameters, parallel coordinates, metrics over steps.
+"""Build the charts of a sweep: frontiers, parameters, metrics over steps.
 
 Points and lines have the number of their setting, so that the page's script can highlight them.
 """
@@ -6,8 +6,8 @@ Points and lines have the number of their setting, so that the page's script can
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Sequence
+from typing import NamedTuple, TypeGuard
 
 from rlhf.base.intervals import Estimate, mean_of
 from rlhf.report.charts import (
@@ -36,39 +36,15 @@ from rlhf.run.metric_table import METRICS
 KL = "KL, nats"
 MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
 WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
-LINE_HEIGHT = 16  # pixels per line of labels
-CHARACTER = 7  # pixels per letter of a title
-AXIS_WIDTH = 130  # least pixels between two axes of parallel coordinates
-CHART_WIDTH = 1180  # pixels over which parallel coordinates are spread if there are few axes
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
     **dict.fromkeys((KL, "tokens"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
 }  # lowest and highest possible value, by measure
-AXIS_ENDS = (250, 44)  # y in pixels of the bottom and top of an axis
 MOST_SETTINGS = 8  # most lines in a chart: more cannot be distinguished
 MOST_STEPS = 100  # most points of a line; with more steps, a point is the mean of several
 MOST_NAMES = 4  # most runs of a setting that the legend names
-
-
-class Lane(NamedTuple):
-    """A setting's line in parallel coordinates, as SVG; ``rank`` is 0 (worst) to 1 (best)."""
-
-    setting: int
-    rank: float
-    points: str
-    said: str
-
-
-class ParallelChart(NamedTuple):
-    """A chart of parallel coordinates, drawn as SVG, because uPlot has no such chart."""
-
-    said: str
-    width: int
-    axes: Sequence[Mapping[str, Any]]  # title, x in pixels, and each setting's height and value
-    marks: Sequence[Sequence[Tick]]  # the labelled marks of each axis
-    lanes: Sequence[Lane]
 
 
 def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
@@ -150,31 +126,6 @@ def parameter_chart(
     return _note_hidden_intervals(chart, found, halves)
 
 
-def parallel_coordinates_chart(columns: Mapping[str, Sequence[object]]) -> ParallelChart:
-    """Return a chart with a line per setting through its value on the axis of each column.
-
-    A column has a value (or None) per setting. The first setting is the best and drawn on top.
-    """
-    axes: list[dict[str, Any]] = []
-    marks, right, spread = [], 0, CHART_WIDTH // len(columns)
-    for title, values in columns.items():
-        width = max(AXIS_WIDTH, CHARACTER * len(title) + LINE_HEIGHT, spread)
-        heights, all_marks = _axis_positions(values)
-        axis = {"title": title, "x": right + width // 2, "heights": heights}
-        axes.append(axis | {"values": [_value_text(each) for each in values]})
-        marks.append(_drop_touching_marks(all_marks))
-        right += width
-    count = len(axes[0]["values"])
-    lanes = []
-    for setting in reversed(range(count)):
-        places = [(axis["x"], axis["heights"][setting]) for axis in axes]
-        points = " ".join(f"{x},{height:.1f}" for x, height in places if height is not None)
-        values = ", ".join(f"{axis['title']} {axis['values'][setting]}" for axis in axes)
-        rank = 1 - setting / max(count - 1, 1)
-        lanes.append(Lane(setting, rank, points, f"{setting + 1}: {values}"))
-    return ParallelChart(f"{count} settings over {', '.join(columns)}", right, axes, marks, lanes)
-
-
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return True if ``value`` is an int or a float but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -196,36 +147,6 @@ def _note_hidden_intervals(
     return chart._replace(note=note) if chart and hidden else chart
 
 
-def _value_text(value: object) -> str:
-    return number_text(value) if is_number(value) else command_line_text(value)
-
-
-def _axis_positions(values: Sequence[object]) -> tuple[list[float | None], list[Tick]]:
-    """Return the y in pixels of every value on its axis, and the labels of the axis."""
-    known = [float(value) for value in values if is_number(value)]
-    if not known or any(value is not None and not is_number(value) for value in values):
-        names = list(dict.fromkeys(map(command_line_text, values)))
-        heights = [_axis_share_to_y((index + 0.5) / len(names)) for index in range(len(names))]
-        labels = [Tick(height, name) for height, name in zip(heights, names, strict=True)]
-        return [heights[names.index(command_line_text(value))] for value in values], labels
-    place = math.log10 if _spans_decades(known) else float
-    low, high = place(min(known)), place(max(known))
-
-    def value_to_y(value: float) -> float:
-        return _axis_share_to_y((place(value) - low) / (high - low) if high > low else 0.5)
-
-    distinct = sorted(set(known))
-    marks = distinct if len(distinct) <= MOST_MARKS else [distinct[0], distinct[-1]]
-    labels = [Tick(value_to_y(value), number_text(value)) for value in marks]
-    return [value_to_y(value) if is_number(value) else None for value in values], labels
-
-
-def _axis_share_to_y(share: float) -> float:
-    """Return the y in pixels of a point at ``share`` of an axis: 0 is its bottom, 1 its top."""
-    bottom, top = AXIS_ENDS
-    return bottom + share * (top - bottom)
-
-
 def _spans_decades(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) > WIDE_RATIO * min(values)
 
@@ -236,15 +157,6 @@ def _powers_of_ten(values: Sequence[float]) -> list[float]:
         return []
     lowest, highest = math.ceil(math.log10(min(values))), math.floor(math.log10(max(values)))
     return [10.0**power for power in range(lowest, highest + 1)]
-
-
-def _drop_touching_marks(marks: Sequence[Tick]) -> list[Tick]:
-    """Return the marks of an axis, except marks whose labels would touch the previous label."""
-    kept: list[Tick] = []
-    for mark in sorted(marks):
-        if not kept or mark.at - kept[-1].at >= LINE_HEIGHT:
-            kept.append(mark)
-    return kept
 
 
 class SettingCurves(NamedTuple):
@@ -274,8 +186,9 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
 def seed_mean_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
     """Return a metric's mean over the seeds of a setting, at the steps that all ``runs`` have.
 
-    A band shows the lowest and the highest value. If there are more than ``MOST_STEPS`` steps, each
-    point is the mean over several steps. ``number`` is the index of the setting.
+    It has the values of each run, and the lowest and the highest. If there are more than
+    ``MOST_STEPS`` steps, each point is the mean over several steps. ``number`` is the index of the
+    setting.
     """
     by_step = [dict(run[metric]) for run in runs if metric in run]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
@@ -290,6 +203,11 @@ def seed_mean_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> 
         setting=number,
         low=[min(each) for each in values] if has_band else (),
         high=[max(each) for each in values] if has_band else (),
+        runs=[
+            [mean_of([run[step] for step in bucket]) for bucket in buckets]
+            for run in by_step
+            if len(by_step) > 1
+        ],
     )
 
 

@@ -83,9 +83,8 @@ def _describe_run(run: FoundRun) -> Iterator[str]:
         yield f"{run.last_line['phase']} {run.last_line['step']}"
     if run.objective is not None:
         yield f"objective {run.objective:.3f}"
-        low, high = run.gain_ci or (None, None)
-        if low is not None and high is not None:
-            yield f"gain {low:+.3f} to {high:+.3f}"
+        if run.gain is not None and None not in (run.gain.interval or (None,)):
+            yield f"{run.gain.judge} {run.gain.interval_text}"
     if run.alarms:
         yield f"alarms: {', '.join(run.alarms)}"
     yield _size_text(run.size)

@@ -30,9 +30,9 @@ from rlhf.base.stored_files import (
     read_json,
     read_stored_text,
 )
-from rlhf.config.choices import Phase
 from rlhf.config.freeze import FROZEN, read_command
 from rlhf.report.comparison import scan_keys, start_time, walk_to_runs
+from rlhf.report.gain import JUDGES, TRAINED_ON, Gain, read_gain
 from rlhf.run.results import finished_phases
 from rlhf.watch.progress import METRICS_FILE, RunProgress
 
@@ -41,7 +41,9 @@ ALARMS, JOB_OUTPUT, BUNDLE = "alarms.jsonl", "output.log", "bundle.json"
 UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
 # The form of the part of result.json that the list shows.
 INTERVAL = [MAYBE_FLOAT]
-MEASURES = {"reused_from?": str, "gold_gain_ci?": INTERVAL, "score_gain_ci?": INTERVAL}
+GAINS = {f"{name}_gain_ci?": INTERVAL for name in (*JUDGES, TRAINED_ON)}
+PARTS = {f"score_parts_{when}?": {OTHERS: MAYBE_FLOAT} for when in ("before", "after")}
+MEASURES = {"reused_from?": str, "judge_gains?": {OTHERS: INTERVAL}, **GAINS, **PARTS}
 # The form of bundle.json, which only an imported run has (bundle.py).
 BUNDLE_FORM: dict[str, Any] = {"run": str, "started": float, "state": str, "reason": str}
 BUNDLE_FORM |= {name: {OTHERS: [(int, str)]} for name in ("files", "changed")}
@@ -114,12 +116,9 @@ class FoundRun:
         return None if self.result is None else self.result["objective"]
 
     @property
-    def gain_ci(self) -> list[float | None] | None:
-        """Return the 95 % interval, over prompts, of what the last phase added to the objective."""
-        phases = {} if self.result is None else self.result["phases"]
-        last: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
-        found: list[float | None] | None = last.get("gold_gain_ci", last.get("score_gain_ci"))
-        return found
+    def gain(self) -> Gain | None:
+        """Return what training changed, by the run's best judge; None if nothing judged it."""
+        return None if self.result is None else read_gain(self.result["phases"])
 
     @cached_property
     def changes(self) -> list[str]:
@@ -185,7 +184,7 @@ FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
     "step": lambda run: run.last_line.get("step"),
     "finished": lambda run: [str(phase) for phase in finished_phases(run.folder)],
     "objective": lambda run: run.objective,
-    "gain_ci": lambda run: run.gain_ci,
+    "gain_ci": lambda run: run.gain and run.gain.interval,
     "changes": lambda run: run.changes,
     "alarms": lambda run: dict(run.alarms),
     "parents": lambda run: run.parents,

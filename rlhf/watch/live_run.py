@@ -7,20 +7,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.intervals import mean_of
 from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
+from rlhf.report.first_screen import read_verdict
 from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
+TENTHS = 10  # a curve goes from the mean of its first tenth to the mean of its last
 # The result so far of a running job is the first of these metrics that the job has logged.
-REACHED = (
-    *("ppo/eval_gold", "ppo/eval_score", "ppo/score_mean", "dpo/eval_accuracy", "dpo/accuracy"),
-    *("reward/eval_accuracy", "reward/accuracy", "sft/eval_loss", "sft/loss"),
-)
+REACHED = {
+    "ppo/eval_exact": "held-out exactly right",
+    "ppo/eval_gold": "held-out gold score",
+    "ppo/eval_score": "held-out score",
+    "ppo/score_mean": "score of rollouts",
+    "dpo/eval_accuracy": "held-out accuracy",
+    "dpo/accuracy": "accuracy of batches",
+    "reward/eval_accuracy": "held-out accuracy",
+    "reward/accuracy": "accuracy of batches",
+    "sft/eval_loss": "held-out loss",
+    "sft/loss": "loss of batches",
+}
 
 
 class LiveRun:
@@ -51,13 +62,20 @@ class LiveRun:
         return [file.fault for file in files if file.fault is not None]
 
     def headline(self) -> Headline:
-        """Return a line with the run's state, the time that is left, and the number of alarms."""
-        state, result = self.progress.state(), self.progress.result()
+        """Return a line with the run's state, what it reached so far, and the time that is left."""
+        state, files = self.progress.state(), self.as_run_files()
         words = [state.text]
-        if result is not None and result["objective"] is not None:
-            words.append(f"objective {result['objective']:.3f}")
+        if files.result is not None:
+            verdict = read_verdict(files)
+            return Headline(f"{state.text}; {verdict.text}", verdict.is_doubtful)
         if state.word in {"running", "silent"}:
             words.append(f"{time_text(self.progress.hours_left())} left")
+        found = next((name for name in REACHED if len(self.curves.get(name, ())) > 1), None)
+        if found is not None:
+            values = [value for _, value in self.curves[found]]
+            size = -(-len(values) // TENTHS)  # single batches are noisy
+            first, last = mean_of(values[:size]), mean_of(values[-size:])
+            words.append(f"{REACHED[found]} {first:.3f} → {last:.3f} so far")
         if self.alarms:
             words.append(f"alarms: {len(self.alarms)}")
         is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
@@ -101,7 +119,7 @@ class LiveRun:
             series=self.curves,
             samples=list(self.newest.values()),
             alarms=self.alarms,
-            result=None,
+            result=self.progress.result(),
             beside=self._beside,
         )
 
@@ -113,6 +131,7 @@ class JobRow(NamedTuple):
     state: RunState
     step: str
     reached: str
+    objective: float | None = None  # of a finished job
 
 
 class LiveSweep:
@@ -143,9 +162,11 @@ class LiveSweep:
 
     @property
     def headline(self) -> str:
-        """Return the name of the sweep, and how many of its jobs have finished."""
+        """Return the name of the sweep, how many of its jobs have finished, and the best one."""
         finished = sum(row.state.word == "finished" for row in self.rows)
-        return f"sweep {self.folder.name}: {finished} of {len(self.rows)} jobs finished"
+        text = f"sweep {self.folder.name}: {finished} of {len(self.rows)} jobs finished"
+        known = [(row.objective, row.name) for row in self.rows if row.objective is not None]
+        return f"{text}; best so far: {max(known)[1]}" if known else text
 
     def job_folder(self, name: str) -> Path | None:
         """Return the folder of the job called ``name``; None if there is no such job."""
@@ -164,7 +185,9 @@ def _read_job_row(name: str, progress: RunProgress, metrics: GrowingFile) -> Job
     except CheckpointError as error:
         return JobRow(name, RunState("ended", str(error)), step, "")
     if result is not None and result["objective"] is not None:
-        return JobRow(name, state, step, f"objective {result['objective']:.3f}")
+        objective = result["objective"]
+        return JobRow(name, state, step, f"objective {objective:.3f}", objective)
     latest = progress.latest
     found = next((each for each in REACHED if latest.get(each) is not None), None)
-    return JobRow(name, state, step, f"{found} {latest[found]:.3f}" if found else "")
+    reached = f"{REACHED[found]} {latest[found]:.3f}" if found else ""
+    return JobRow(name, state, step, reached)

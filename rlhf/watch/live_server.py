@@ -28,18 +28,19 @@ from rlhf.report.page import (
 from rlhf.report.run_charts import (
     ChartSection,
     alarm_element_id,
-    critic_section,
     other_metric_charts,
     over_optimisation_section,
     panel_sections,
 )
+from rlhf.report.summary import rank_by_change
+from rlhf.run.metric_table import METRICS
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
 OTHERS = "All other metrics"
 MAIN, *PANEL_TITLES = PANELS
 # The parts of the page in their order; parts without content are hidden.
-PARTS = ("status", "alarms", MAIN, "answers", "over KL", *PANEL_TITLES, "critic", OTHERS)
+PARTS = ("status", "alarms", "answers", MAIN, "over KL", *PANEL_TITLES, OTHERS)
 LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
 MOST_VERSIONS = 10  # views that are kept; a page with an older view gets the whole new view
 ROOM = "rlhf.watch"
@@ -67,12 +68,13 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
     else:
         sections, charts = before.parts, before.charts
     progress = run.progress
+    pairs = [(run.first[prompt], sample) for prompt, sample in run.newest.items()]
     parts = {
         "status": _render_macro(
             "status", run=run, headline=run.headline(), phases=progress.phases(), back=back
         ),
         "alarms": _render_macro("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
-        "answers": _render_macro("answers", first=run.first, newest=run.newest),
+        "answers": _render_macro("answers", pairs=rank_by_change(pairs)),
     }
     name = f"{run.config['name']}, seed {run.config['seed']}"
     title = f"{progress.step_text}, {name}" if progress.phase else name
@@ -90,7 +92,9 @@ def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[
             chart._replace(said=chart.title, note="", data={"key": key})
             for key, chart in charts.items()
         ]
-        sections[part] = _render_macro("section", section=section, charts=shells) if shells else ""
+        is_first = not any(sections.values())
+        text = _render_macro("section", section=section, charts=shells, is_open=is_first)
+        sections[part] = text if shells else ""
         data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
     return sections, data
 
@@ -117,7 +121,7 @@ def _sections_by_part(run: LiveRun) -> dict[str, ChartSection]:
     if "ppo/score_mean" in run.curves:
         found["over KL"] = over_optimisation_section(files)
     others = ChartSection(OTHERS, other_metric_charts(files))
-    return found | {"critic": critic_section(files), OTHERS: others}
+    return found | {OTHERS: others}
 
 
 def _changed_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def _render_macro(macro: str, **values: Any) -> str:
 @cache
 def _load_macros() -> Any:
     environment = build_jinja_environment("rlhf.watch")
-    environment.globals |= {"time_text": time_text, "short": short_number_text}
+    environment.globals |= {"time_text": time_text, "short": short_number_text, "METRICS": METRICS}
     return environment.get_template("live.html").module
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
-from rlhf.report.charts import PointsByMetric
+from rlhf.report.charts import FEWEST_JOINED, PointsByMetric
 from rlhf.report.sweep_charts import MOST_STEPS, seed_mean_line
 from tests.documents import read_document
 
@@ -31,9 +31,10 @@ def test_band_is_the_range_of_the_seeds_at_steps_that_all_have() -> None:
     assert line.points == [(1, 1.5), (2, 4.0)]
     assert (line.low, line.high) == ([1.0, 2.0], [2.0, 6.0])
     assert not line.is_joined, "two points"
-    alone = seed_mean_line(0, runs[:1], "m")
+    assert line.runs == [[1.0, 2.0], [2.0, 6.0]]
+    alone = seed_mean_line(0, [{"m": [(step, 1.0) for step in range(FEWEST_JOINED)]}], "m")
     assert alone.is_joined
-    assert not alone.low
+    assert (alone.low, alone.runs) == ((), [])
     assert not seed_mean_line(0, runs, "missing").points
 
 

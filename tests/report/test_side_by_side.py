@@ -21,8 +21,12 @@ def test_the_first_answer_of_each_model_stands_in_its_column() -> None:
         answer("two", "actor", 1.0),
     ]
     assert _side_by_side_rows(answers) == [
-        {"prompt": "one", "sft, sampled": "sft 0 (0.50)", "actor, sampled": "actor 0 (not finite)"},
-        {"prompt": "two", "actor, sampled": "actor 0 (1.00)"},
+        {
+            "prompt": "one",
+            "sft, sampled": "sft 0 (score 0.50)",
+            "actor, sampled": "actor 0 (score not finite)",
+        },
+        {"prompt": "two", "actor, sampled": "actor 0 (score 1.00)"},
     ]
 
 

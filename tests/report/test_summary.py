@@ -220,7 +220,8 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
 def test_a_run_that_gained_nothing_goes_on(
     run_dir: Path, gain: list[float] | None, change: str
 ) -> None:
-    result = {"steps": 56, "score_gain_ci": [0.5, 0.6]} | ({"gold_gain_ci": gain} if gain else {})
+    result = {"steps": 56, "score_before": 1, "score_gain_ci": [0.5, 0.6]}
+    result |= {"gold_before": 0.5, "gold_gain_ci": gain} if gain else {}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     lines = [line.strip() for line in suggest_commands(run_dir)]
     assert [line for line in lines if "ppo." in line] == [f"python launch.py {change}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -42,7 +43,7 @@ def runs(num_seeds: int = 3, estimator: str = "gae") -> list[ComparedRun]:
 def test_page_begins_with_the_best_setting() -> None:
     text = sweep_page("kl", group_runs_by_setting(runs()))
     assert re.search(
-        r'class="verdict">best objective 0\.90\d ± 0\.\d+: ppo\.kl_ctl=0\.1; higher than the ref',
+        r'class="verdict">ppo\.kl_ctl=0\.1 is best: gold 0\.90\d ± 0\.\d+; higher than the ref',
         text,
     )
     rows = re.findall(r'<th scope="row">(ppo\.kl_ctl=[\d.]+)</th>', text)
@@ -51,9 +52,33 @@ def test_page_begins_with_the_best_setting() -> None:
     assert told == ["higher", "reference", "lower"]
     assert "3 settings compared of 3 tried on this question; corrected for 2 differences." in text
     assert "9 of 9 runs have finished" in text
-    for title in ("Gold over KL", "Score over KL", "Parallel coordinates", "ppo.kl_ctl: gold"):
+    tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
+    assert [tile[0] for tile in tiles] == [
+        *("gold, reference → best", "lead over the reference"),
+        *("more seeds needed", "KL, reference → best"),
+    ]
+    assert re.match(r"\+0\.07\d ± 0\.0", tiles[1][2])
+    assert tiles[2:] == [("more seeds needed", "", "none"), ("KL, reference → best", "1.94", "1.7")]
+    assert "reference: ppo.kl_ctl=0.02" in text
+    for title in ("Gold over KL", "Score over KL", "ppo.kl_ctl: gold"):
         assert title in text
     assert "Exactly right over KL" not in text, "not measured"
+
+
+def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_path: Path) -> None:
+    first = [run._replace(folder=tmp_path / run.folder) for run in runs() if "0.02" not in str(run)]
+    alarm = {"phase": "ppo", "step": 3, "name": "clipping", "metric": "ppo/clipfrac", "value": 1}
+    for run in first[:2]:
+        run.folder.mkdir()
+        text = json.dumps(alarm | {"advice": "Look <here>."})
+        (run.folder / "alarms.jsonl").write_text(text + "\n")
+    page = sweep_page("kl", group_runs_by_setting(first))
+    best = "ppo.kl_ctl=0.1 is best: gold 0.904 ± 0.003; higher than all others"
+    assert f'doubtful">{best}; its runs have reasons to doubt them' in page
+    assert re.search(r"<dt>lead over the next best</dt><dd>\+0\.39\d ± 0\.0", page)
+    told = "2 of 3 runs of the first setting have reasons to doubt them; 0.1-1: alarm clipping"
+    assert told in page
+    assert "Look &lt;here&gt;." in page
 
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
@@ -67,7 +92,7 @@ def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     assert "all objectives are equal: none of 3 settings" in (
         text := sweep_page("kl", group_runs_by_setting(same))
     )
-    assert "best objective" not in text
+    assert "is best: " not in text
 
 
 def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
@@ -82,7 +107,7 @@ def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
     text = sweep_page("unlike", group_runs_by_setting(settings))
     assert "none of 3 settings is best" in text
     assert "not compared: score" in text
-    for title in ("best objective", "Score over KL", "ppo.kl_ctl: score"):
+    for title in ("is best: ", "Score over KL", "ppo.kl_ctl: score"):
         assert title not in text
 
 
@@ -139,7 +164,7 @@ def test_keys_that_change_together_have_no_charts_and_a_short_headline() -> None
         for n in range(2)
     ]
     page = sweep_page("x", group_runs_by_setting(trials))
-    assert "best objective 1.000: setting 1;" in page
+    assert "setting 1 leads, but may not be better: gold 1.000; one seed tells nothing" in page
     assert "2 settings differ in 3 keys: the effects of keys cannot be told apart" in page
     assert "<h2>Parameters</h2>" not in page
     assert "<h2>Parameters</h2>" in sweep_page("x", group_runs_by_setting(runs()))

@@ -138,7 +138,7 @@ def test_a_finished_run_and_a_damaged_line_are_shown(tmp_path: Path) -> None:
     finish(folder)
     with served(folder) as server:
         status = updates(server)["parts"]["status"]
-        assert "finished, objective 0.750" in status
+        assert "finished; objective 0.750, of no phase; no reason found to doubt it" in status
         assert " left<" not in status.partition("<table")[0]
         append(folder / "metrics.jsonl", [{"phase": 7, "step": 5}])
         assert "line 5: phase is not a text" in updates(server)["parts"]["status"]
@@ -154,11 +154,11 @@ def test_a_sweep_has_a_row_for_each_job_and_a_page_for_each_row(tmp_path: Path) 
     with served(sweep) as server:
         found = updates(server)
         status = found["parts"]["status"]
-        assert "1 of 2 jobs finished" in status
+        assert "1 of 2 jobs finished; best so far: kl=0.2</h1>" in status
         assert 'href="?run=kl%3D0.1%2Clr%3D%3C1"' in status
         cells = [re.findall("<td>(.*?)</td>", row) for row in status.split("<tr>")[2:]]
         assert [row[1:] for row in cells] == [
-            ["ppo 2 of 40", "ppo/score_mean 0.020"],
+            ["ppo 2 of 40", "score of rollouts 0.020"],
             ["ppo 40 of 40", "objective 0.750"],
         ]
         assert [row[0].partition(",")[0] for row in cells] == ["running", "finished"]

@@ -49,7 +49,10 @@ def test_a_running_run_fills_one_screen(tmp_path: Path) -> None:
     lines = screen(full_run(tmp_path / "run"))
     text = "\n".join(lines)
     assert lines[0] == "pets, seed 3"
-    assert re.match(r"running, last line 0 s ago, 0:24:00 left, alarms: 3", lines[1])
+    assert re.match(
+        r"running, last line 0 s ago, 0:24:00 left, score of rollouts 0.010 →", lines[1]
+    )
+    assert lines[2] == "far, alarms: 3"
     assert re.search(r"^ppo +█{4}░{12} +10/40 +36 +0:\d\d:\d\d left +0:24:00$", text, re.MULTILINE)
     assert re.search(r"^score +0\.10 +▁▂▃▃▄▅▆▆▇█$", text, re.MULTILINE)
     assert "alarm clipping: ppo/clipfrac=0.5 at ppo step 5" in text
@@ -66,7 +69,7 @@ def test_a_finished_run_and_a_sweep_are_shown(tmp_path: Path) -> None:
     finished = full_run(tmp_path / "sweep" / "ppo.kl_ctl=0.1,ppo.cliprange=0.1,seed=1")
     finish(finished)
     started_run(tmp_path / "sweep" / "ppo.kl_ctl=0.2,ppo.cliprange=0.1,seed=1")
-    assert screen(finished)[1] == "finished, objective 0.750, alarms: 3"
+    assert screen(finished)[1] == "finished; objective 0.750, of no phase; 3 reasons to doubt it"
     text = "\n".join(screen(tmp_path / "sweep"))
     assert "1 of 2 jobs finished" in text
     (job, _) = read_document("watch", json.dumps(command.snapshot(tmp_path / "sweep")))["jobs"]

@@ -23,7 +23,7 @@ def test_the_page_follows_a_run(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     folder = started_run(sweep / "kl=0.1,seed=1")
     started_run(sweep / "kl=0.2,seed=1")
-    append(folder / "metrics.jsonl", ppo_lines(range(1, 4)))
+    append(folder / "metrics.jsonl", ppo_lines(range(1, 7)))
     with WatchServer(sweep, 0) as server:
         threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
         with tab(tmp_path, server.address) as page:
@@ -31,12 +31,12 @@ def test_the_page_follows_a_run(tmp_path: Path) -> None:
             page.run("document.querySelector('a').click()")
             page.wait_for(f"{BOX} != null")
             page.run(f"{BOX}.scrollIntoView()")  # others are drawn when they come into view
-            page.wait_for(f"{X}?.length === 3 && {BOX}.querySelector('canvas') != null")
+            page.wait_for(f"{X}?.length === 6 && {BOX}.querySelector('canvas') != null")
             page.run(f"window.canvas = {BOX}.querySelector('canvas')")
             page.run(f"{BOX}.focus()")
             before = page.run("canvas.toDataURL()")
 
-            append(folder / "metrics.jsonl", ppo_lines(range(4, 9)))
+            append(folder / "metrics.jsonl", ppo_lines(range(7, 9)))
             gold = {"phase": "ppo", "step": 8, "ppo/eval_gold": 0.5}
             append(folder / "metrics.jsonl", [gold])  # a new chart beside the one with the focus
             append(folder / "samples.jsonl", [sample(0, "a dog"), sample(8, "<b>a cat</b>")])

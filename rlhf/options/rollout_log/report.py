@@ -17,15 +17,14 @@ TENTHS = 10  # the band is from the first to the last tenth
 
 
 def chart_sections(run: RunFiles) -> Sequence[ChartSection]:
-    """Return a section with the spread of scores and lengths over steps."""
+    """Return a section with the spread of scores and lengths over steps, and the last responses.
+
+    Responses to one prompt stand side by side.
+    """
     rows = list(read_json_lines(run.folder / LOG, RESPONSE))
-    return [ChartSection("Spread of responses", [_spread_chart(rows, name) for name in TITLES])]
-
-
-def answers(run: RunFiles) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    """Return the last logged responses; those to one prompt stand side by side."""
-    rows = list(read_json_lines(run.folder / LOG, RESPONSE))[-MOST_SAMPLES:]
-    return {"responses that PPO learned from": rows} if rows else {}
+    charts = [_spread_chart(rows, name) for name in TITLES]
+    answers = {"responses that PPO learned from": rows[-MOST_SAMPLES:]}
+    return [ChartSection("Spread of responses", charts, answers=answers)]
 
 
 def _spread_chart(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:

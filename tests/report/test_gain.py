@@ -1,0 +1,53 @@
+"""One judge of a run's success, for its page, the list of runs and the next commands."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rlhf.report.gain import read_gain
+
+EXACT = {"exact_before": 0.25, "exact_after": 0.5, "exact_gain_ci": [0.2, 0.3]}
+GOLD = {"gold_before": 0.3, "gold_after": 0.2, "gold_gain_ci": [-0.2, -0.1]}
+OWN = {"judge_gains": {"polite": [-0.1, 0.2]}}
+OWN |= {f"score_parts_{when}": {"polite": 0.4, "paid": 9.0} for when in ("before", "after")}
+SCORE = {"score_before": 0.0, "score_after": 1.5, "score_gain_ci": [1.0, 2.0]}
+BOUGHT = "score, by the reward that PPO maximises"
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        ({"ppo": SCORE | OWN | GOLD | EXACT}, ("exactly right", "better", "+20.0 to +30.0 points")),
+        ({"ppo": SCORE | OWN | GOLD}, ("gold score", "worse", "-0.200 to -0.100")),
+        ({"ppo": SCORE | OWN}, ("judge polite", "no measurable change", "-0.100 to +0.200")),
+        ({"ppo": SCORE}, (BOUGHT, "higher", "+1.000 to +2.000")),
+        (
+            {"sft": {"perplexity_before": 9.0}, "dpo": GOLD},
+            ("gold score", "worse", "-0.200 to -0.1"),
+        ),
+        (
+            {"ppo": SCORE | {"score_gain_ci": [math.nan] * 2}},
+            (BOUGHT, "no measurable change", "+nan"),
+        ),
+        ({"ppo": {"score_before": 1.0, "score_after": 2.0}}, (BOUGHT, "", "")),
+    ],
+)
+def test_the_best_judge_tells_the_gain(phases: dict[str, Any], told: tuple[str, str, str]) -> None:
+    gain = read_gain(phases)
+    assert gain is not None
+    assert (gain.judge, gain.word) == told[:2]
+    assert gain.interval_text.startswith(told[2])
+    assert gain.is_proven == (gain.word in {"better", "higher", ""})
+
+
+def test_phases_without_a_policy_have_no_judge() -> None:
+    assert read_gain({"sft": {"perplexity_before": 9.0}, "reward": {"accuracy": 0.9}}) is None
+
+
+def test_the_values_of_an_own_judge_are_those_of_its_part() -> None:
+    gain = read_gain({"ppo": SCORE | OWN})
+    assert gain is not None
+    assert gain.ends == ("0.400", "0.400")
