@@ -81,7 +81,7 @@ def arms_of(task: Task, *, first: int) -> dict[str, tuple[str, ...]]:
     arms = {"PPO": ppo, CRITIC_FIRST: critic_first, **WITHOUT_CRITIC}
     if task.horizon == 1:
         return arms
-    sampled = ("ppo.value_targets=monte_carlo", "ppo.value_branches=4", "ppo.lam=1")
+    sampled = ("ppo.value_targets=monte_carlo", "ppo.value_branches=4")
     return arms | {SAMPLED: (*sampled, f"ppo.value_step_tokens={task.horizon // 4}")}
 
 
