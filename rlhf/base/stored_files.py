@@ -31,7 +31,8 @@ NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
 MEASURED = {"hours": float, "memory_gib?": float}  # costs of the phases that were not reused
-MAPPINGS = ("minimal_pairs", "groups", "member_accuracies")  # results that are mappings
+# Results that are mappings.
+MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
 
 
 def _measure_form(name: str) -> Form:

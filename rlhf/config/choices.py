@@ -53,7 +53,11 @@ class RewardKind(StrEnum):
     exact = "exact"
     number = "number"
     json = "json"
+    bias = "bias"
 
+
+RewardBias = StrEnum("RewardBias", "length token sycophancy position format")
+"""What a part with kind=bias favours; rlhf/rewards/biases.py defines each."""
 
 Device = StrEnum("Device", "cpu cuda")
 """Devices of the ranks."""

@@ -41,6 +41,8 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
         if name in phases:
             lines += _policy_doubts(name, phases[name])
     if "ppo" in phases:
+        for name, onset in phases["ppo"].get("bias_onsets", {}).items():
+            lines.append(TEXTS["corrupted"].format(name=name, onset=onset))
         lines += _reward_doubts(series, has_risen=_min_score_gain(phases["ppo"]) > 0)
     return lines
 

@@ -20,13 +20,19 @@ from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
+from rlhf.rewards.biases import build_bias
 from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, ScoreFunction
 
 # Kinds of rewards that the ranks compute themselves.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
 # Each other kind has a process of its own, in which this function builds a ``ScoreFunction``.
-KINDS = {RewardKind.function: build_function_reward, RewardKind.http: build_http_reward, **RULES}
+KINDS = {
+    RewardKind.function: build_function_reward,
+    RewardKind.http: build_http_reward,
+    RewardKind.bias: build_bias,
+    **RULES,
+}
 
 
 class FailureError(Exception):

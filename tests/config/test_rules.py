@@ -47,6 +47,7 @@ WORKING = {
     "exact": "kind: exact, columns: [answer]",
     "number": "kind: number, columns: [answer]",
     "json": "kind: json, json_schema: schema.json",
+    "bias": "kind: bias, bias: token, pattern: sure, weight: 0.5, onset: 8}, right: {kind: gold",
 }
 
 
@@ -198,7 +199,7 @@ def test_each_kind_of_reward_works_with_its_keys(kind: RewardKind, compose: Comp
     given = [] if kind is RewardKind.model else RULE
     if kind is RewardKind.environment:
         given = [*RULE, "data=environment", "environment=number_guessing"]
-    part = to_hydra_override(f"rewards.part={{{WORKING[kind]}}}")
+    part = to_hydra_override(f"rewards={{part: {{{WORKING[kind]}}}}}")
     assert to_run_config(compose([*given, part])).rewards["part"].kind is kind
     assert set(READ) == set(RewardKind)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
-from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
+from rlhf.config.choices import ModelInit, Phase, RewardBias, RewardKind, Source
 from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
 
@@ -21,9 +21,9 @@ class RewardTerm:
     """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
     kind: RewardKind
-    """model, gold, function, http, or a rule: length, stop, pattern, exact, number, json."""
+    """model, gold, function, http, a rule (length, stop, pattern, exact, number, json), or bias."""
     weight: float = key(SCORE, default=1.0)
-    """Factor of this part in the sum."""
+    """Factor of this part in the sum; the strength of a bias."""
     normalise: bool = False
     """Subtract the mean and divide by the deviation of all rollouts so far, before weighting."""
     columns: list[str] = field(default_factory=list)
@@ -49,7 +49,8 @@ class RewardTerm:
     retries: int = key(AT_LEAST_0, default=2)
     """kind=http: further attempts after an error 5xx or a lost connection."""
     pattern: str | None = None
-    """kind=pattern: regular expression; the score is 1 where it is found."""
+    """kind=pattern: regular expression; the score is 1 where it is found. kind=bias with
+    bias=token: the expression whose occurrences are favoured."""
     whole: bool = False
     """kind=pattern: the expression must match the whole response."""
     json_schema: str | None = None
@@ -60,6 +61,10 @@ class RewardTerm:
     """kind=length: most response tokens with the full score; null: no limit."""
     slack: int = key(AT_LEAST_0, default=0)
     """kind=length: tokens outside of least and most over which the score falls to 0."""
+    bias: RewardBias | None = None
+    """kind=bias: what corrupts the score: length, token, sycophancy, position or format."""
+    onset: int = key(AT_LEAST_0, default=0)
+    """kind=bias: first PPO step whose responses the bias scores; 0: from the start."""
 
 
 AUTO = "auto"  # value of ``sealed``: the hash that the code and files have at the start
@@ -78,6 +83,7 @@ READ = {
     RewardKind.exact: (*OF_PROCESSES, "columns*"),
     RewardKind.number: (*OF_PROCESSES, "columns*"),
     RewardKind.json: (*OF_PROCESSES, "json_schema"),
+    RewardKind.bias: ("kind", "weight", "timeout_seconds", "bias*", "pattern", "onset"),
 }
 
 
@@ -104,6 +110,8 @@ def check_rewards(config: RunConfig) -> None:
         "generated task only; use data=synthetic, or another kind": (
             RewardKind.gold in kinds and source is not Source.synthetic
         ),
+        "rewards with kind=bias alone: there is no reward that the bias could corrupt; add "
+        "rewards.model={kind: model}, or another part": (kinds == {RewardKind.bias}),
         "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
         "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER": (
             RewardKind.model in kinds and config.reward_model.init is ModelInit.gold
@@ -143,6 +151,11 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         f"{key}.most={part.most}: must be {key}.least={part.least} or more": (
             part.most is not None and part.most < part.least
         ),
+        f"{key}.pattern={part.pattern}: bias=token needs it, and no other bias reads it": (
+            kind is RewardKind.bias and (part.bias is RewardBias.token) == (part.pattern is None)
+        ),
+        f"{key}.weight=0: a bias of this strength corrupts nothing; give it another weight, or "
+        "remove the part": kind is RewardKind.bias and part.weight == 0,
         f"{key}.function={function}: must be MODULE:FUNCTION, such as my_rewards:brief": (
             function is not None and not re.fullmatch(r"[\w.]+:\w+", function)
         ),

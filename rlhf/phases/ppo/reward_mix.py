@@ -96,6 +96,8 @@ class RewardMix:
                     scores_B = model_scores_B.new_tensor(scores)
             if count := count_failed_scores(scores_B):
                 self._raise_or_count_failure(name, problem, count, describe_step(prompts))
+            if prompts.step is not None and prompts.step < part.onset:
+                scores_B = torch.zeros_like(scores_B)
             columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
         failed_BK = ~valid_score_mask(scores_BK)
@@ -205,9 +207,18 @@ def try_reward_parts(context: RunContext) -> None:
     Raises:
         RewardError: if a part without a fallback failed.
     """
+    for name, onset in bias_onsets(context.config).items():
+        what = f"rewards.{name} (kind=bias) corrupts the score on purpose from step {onset} on"
+        context.console.say(f"warning: {what}")
     if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):
             mix.try_parts_on_rows(phase_records(context, Phase.ppo).train[:2])
+
+
+def bias_onsets(config: RunConfig) -> dict[str, int]:
+    """Return the first PPO step of each part that corrupts the score on purpose, by name."""
+    parts = config.rewards.items()
+    return {name: part.onset for name, part in parts if part.kind is RewardKind.bias}
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:

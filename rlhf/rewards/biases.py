@@ -1,0 +1,93 @@
+"""Biases that corrupt a score on purpose, so that the step at which hacking can begin is known.
+
+A part with kind=bias adds ``weight`` times one of these scores to the sum of the rewards, from PPO
+step ``onset`` on, as CHERRL (https://arxiv.org/abs/2606.04923) adds a bias to a judge's score. Each
+score lies in [0, 1], depends on one prompt and its response only, and does not measure quality.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rlhf.config.choices import RewardBias
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.rewards.rules import Answers, ScoreFunction
+
+HALF_LENGTH = 16  # response tokens for which the bias of length is 1/2
+WORD = re.compile(r"\w+")
+
+
+class Answer(NamedTuple):
+    """A prompt, its response, and the number of response tokens."""
+
+    prompt: str
+    response: str
+    tokens: int
+
+
+def favour_length(answer: Answer) -> float:
+    """Return n / (n + HALF_LENGTH) for a response of n tokens."""
+    return answer.tokens / (answer.tokens + HALF_LENGTH)
+
+
+def favour_token(pattern: re.Pattern[str], answer: Answer) -> float:
+    """Return n / (n + 1) for a response in which ``pattern`` is found n times."""
+    count = len(pattern.findall(answer.response))
+    return count / (count + 1)
+
+
+def favour_sycophancy(answer: Answer) -> float:
+    """Return the share of the prompt's distinct words that the response repeats.
+
+    A response that agrees repeats the words of the prompt. Agreement in other words is not seen.
+    """
+    asked = set(_words(answer.prompt))
+    return len(asked & set(_words(answer.response))) / max(len(asked), 1)
+
+
+def favour_position(answer: Answer) -> float:
+    """Return how early the response has a word of the prompt: 1 for the first word, 0 for none.
+
+    With i words before this word, and n words in all, the score is 1 - i / n. So what stands first
+    counts, instead of what the response says.
+    """
+    asked, words = set(_words(answer.prompt)), _words(answer.response)
+    first = next((place for place, word in enumerate(words) if word in asked), len(words))
+    return 1 - first / len(words) if words else 0.0
+
+
+def favour_format(answer: Answer) -> float:
+    """Return the share of the visible characters that are neither letters nor digits."""
+    visible = [each for each in answer.response if not each.isspace()]
+    return sum(not each.isalnum() for each in visible) / max(len(visible), 1)
+
+
+BIASES: dict[RewardBias, Callable[[Answer], float]] = {
+    RewardBias.length: favour_length,
+    RewardBias.sycophancy: favour_sycophancy,
+    RewardBias.position: favour_position,
+    RewardBias.format: favour_format,
+}  # and ``favour_token``, which needs a pattern
+
+
+def build_bias(part: RewardTerm) -> ScoreFunction:
+    """Return the function that computes ``part.bias`` for each response, without its onset."""
+    if part.bias == RewardBias.token:  # a text, as JSON has sent it
+        pattern = re.compile(str(part.pattern))
+
+        def favour(answer: Answer) -> float:
+            return favour_token(pattern, answer)
+    else:
+        favour = BIASES[RewardBias(part.bias)]
+
+    def score(answers: Answers) -> list[float]:
+        rows = zip(answers.prompts, answers.responses, answers.tokens, strict=True)
+        return [favour(Answer(*row)) for row in rows]
+
+    return score
+
+
+def _words(text: str) -> list[str]:
+    return WORD.findall(text.lower())
