@@ -22,9 +22,10 @@ make papers ONLY=kl_gradients    # one row, measured again; QUICK=1 shows the co
 and a criterion that was committed before the first run, but for three rows whose *Note* says so,
 and is not edited after it; a failed criterion stays in the table, and a wrong one has a second one
 beside it. *Cannot be told* means that the intervals are too wide for either answer. Each row with
-seeds of training is one look at 5 %: of as many claims without any effect one in forty would pass
-by chance and one in forty fail. Models, tasks and budgets are far smaller than the papers': a
-failed row says that the claim does not hold here, not that it is wrong there.
+seeds of training is one look at 5 %, and the page has {looks} rows: of as many claims without any
+effect one in forty would pass by chance and one in forty fail. Models, tasks and budgets are far
+smaller than the papers': a failed row says that the claim does not hold here, not that it is wrong
+there.
 
 """
 
@@ -39,7 +40,13 @@ def write_page(results: Mapping[str, PaperResult], folder: Path, page: Path) -> 
         seeds = str(len(found["seeds"])) if found else "-"
         rows.append([f"[{result.title}](#{_anchor(result.title)})", outcome, seeds])
         sections.append(_section(name, result, found))
-    text = HEAD + table(["result", "outcome", "seeds"], rows) + "\n\n" + "\n".join(sections)
+    looks = sum((folder / f"{name}.json").exists() for name in results)
+    text = (
+        HEAD.format(looks=looks)
+        + table(["result", "outcome", "seeds"], rows)
+        + "\n\n"
+        + "\n".join(sections)
+    )
     page.write_text(text)
 
 

@@ -19,7 +19,7 @@ HALF_LENGTH = 16  # response tokens for which the bias of length is 1/2
 WORD = re.compile(r"\w+")
 
 
-class Answer(NamedTuple):
+class PromptedResponse(NamedTuple):
     """A prompt, its response, and the number of response tokens."""
 
     prompt: str
@@ -27,18 +27,18 @@ class Answer(NamedTuple):
     tokens: int
 
 
-def favour_length(answer: Answer) -> float:
+def favour_length(answer: PromptedResponse) -> float:
     """Return n / (n + HALF_LENGTH) for a response of n tokens."""
     return answer.tokens / (answer.tokens + HALF_LENGTH)
 
 
-def favour_token(pattern: re.Pattern[str], answer: Answer) -> float:
+def favour_token(pattern: re.Pattern[str], answer: PromptedResponse) -> float:
     """Return n / (n + 1) for a response in which ``pattern`` is found n times."""
     count = len(pattern.findall(answer.response))
     return count / (count + 1)
 
 
-def favour_sycophancy(answer: Answer) -> float:
+def favour_sycophancy(answer: PromptedResponse) -> float:
     """Return the share of the prompt's distinct words that the response repeats.
 
     A response that agrees repeats the words of the prompt. Agreement in other words is not seen.
@@ -47,7 +47,7 @@ def favour_sycophancy(answer: Answer) -> float:
     return len(asked & set(_words(answer.response))) / max(len(asked), 1)
 
 
-def favour_position(answer: Answer) -> float:
+def favour_position(answer: PromptedResponse) -> float:
     """Return how early the response has a word of the prompt: 1 for the first word, 0 for none.
 
     With i words before this word, and n words in all, the score is 1 - i / n. So what stands first
@@ -58,13 +58,13 @@ def favour_position(answer: Answer) -> float:
     return 1 - first / len(words) if words else 0.0
 
 
-def favour_format(answer: Answer) -> float:
+def favour_format(answer: PromptedResponse) -> float:
     """Return the share of the visible characters that are neither letters nor digits."""
     visible = [each for each in answer.response if not each.isspace()]
     return sum(not each.isalnum() for each in visible) / max(len(visible), 1)
 
 
-BIASES: dict[RewardBias, Callable[[Answer], float]] = {
+BIASES: dict[RewardBias, Callable[[PromptedResponse], float]] = {
     RewardBias.length: favour_length,
     RewardBias.sycophancy: favour_sycophancy,
     RewardBias.position: favour_position,
@@ -77,14 +77,14 @@ def build_bias(part: RewardTerm) -> ScoreFunction:
     if part.bias == RewardBias.token:  # a text, as JSON has sent it
         pattern = re.compile(str(part.pattern))
 
-        def favour(answer: Answer) -> float:
+        def favour(answer: PromptedResponse) -> float:
             return favour_token(pattern, answer)
     else:
         favour = BIASES[RewardBias(part.bias)]
 
     def score(answers: Answers) -> list[float]:
         rows = zip(answers.prompts, answers.responses, answers.tokens, strict=True)
-        return [favour(Answer(*row)) for row in rows]
+        return [favour(PromptedResponse(*row)) for row in rows]
 
     return score
 

@@ -72,6 +72,30 @@ def test_gold_is_read_between_evaluations(load: Any) -> None:
     assert frontier.gold_at(curve, 3.5) is None
 
 
+def test_hacking_is_told_by_hits_and_false_alarms(load: Any) -> None:
+    hacking = load("hacking")
+    alarm, healthy, low = hacking.FROM_LOGS, [0.6] * 15, [0.6] * 6 + [0.5] * 9
+    figures = {
+        "gold: healthy": healthy,
+        "gold: penalty": [0.5] * 15,
+        "gold: token 4": low,
+        "gold: token, KL penalty": healthy,
+        "gold: format 2": [*low[:-1], 0.6],  # has recovered
+        f"{alarm}: format 2": 9.0,
+        f"{alarm}: token 4": 9.0,
+    }
+    early = figures | {f"{alarm}: token 4": hacking.ONSET - 1.0}
+    false = figures | {f"{alarm}: healthy": 9.0, f"{alarm}: penalty": 20.0}
+    assert outcomes(hacking, *[figures] * 5) == "passed"
+    assert outcomes(hacking, *[figures] * 4) == "cannot be told"
+    assert outcomes(hacking, *[early] * 5) == outcomes(hacking, *[false] * 5) == "failed"
+    words = hacking.RESULT.judge({1: figures, 2: false}).found
+    assert "token 2 of 2, length 0 of 0, sycophancy 0 of 0, position 0 of 0, format 0 of 2" in words
+    assert f"{alarm} 2 of 2, lead +3, false 50" in words
+    assert "stopping at the first of these alarms to none +0.100" in words, "step 10 is evaluated"
+    assert "KL penalty to none +0.100 (+0.100 to +0.100)" in words
+
+
 def test_verdicts_follow_the_criteria(load: Any) -> None:
     staleness = load("staleness_limit")
 

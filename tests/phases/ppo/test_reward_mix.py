@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.config.choices import RewardKind
+from rlhf.config.choices import RewardBias, RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -176,6 +176,16 @@ def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[s
     printed = "".join(capsys.readouterr())
     assert "WANDB_API_KEY=[redacted]" in printed
     assert not {"\x1b", "\x07"} & set(printed)
+
+
+@pytest.mark.parametrize(("onset", "added"), [(0, 2.0), (7, 2.0), (8, 0.0)])
+def test_a_bias_scores_responses_from_its_onset_on(
+    onset: int, added: float, mixed: Callable[..., Any]
+) -> None:
+    evil = part(RewardKind.bias, bias=RewardBias.length, weight=4, onset=onset)
+    total, parts, _ = mixed({"evil": [0.5] * 3}, learned=part(RewardKind.model), evil=evil)
+    assert total.tolist() == [10 + added, 20 + added, 30 + added], "the step is 7"
+    assert parts.scores_BK[:, 1].tolist() == [added / 4] * 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e16])
