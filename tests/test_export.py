@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
+from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.export import config_for_one_rank, main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.options.lora.lora import save_adapter
@@ -97,6 +98,16 @@ def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
         description=CALL + origin_sections(folder, rows={"ppo": (90, 10)}),
     )
     return Run(folder, live)
+
+
+@pytest.mark.parametrize("kind", ["stop", "bias, bias: length"])
+def test_a_card_says_that_the_reward_was_corrupted(
+    kind: str, tmp_path: Path, compose: Callable[[list[str]], DictConfig]
+) -> None:
+    words = f"rewards={{learned: {{kind: model}}, other: {{kind: {kind}}}}}"
+    write_frozen_config(to_run_config(compose([to_hydra_override(words)])), tmp_path)
+    is_told = "corrupted on purpose" in origin_sections(tmp_path, rows={})
+    assert is_told == kind.startswith("bias")
 
 
 def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from rlhf.config.choices import RewardBias
@@ -74,13 +75,11 @@ BIASES: dict[RewardBias, Callable[[PromptedResponse], float]] = {
 
 def build_bias(part: RewardTerm) -> ScoreFunction:
     """Return the function that computes ``part.bias`` for each response, without its onset."""
+    favour: Callable[[PromptedResponse], float]
     if part.bias == RewardBias.token:  # a text, as JSON has sent it
-        pattern = re.compile(str(part.pattern))
-
-        def favour(answer: PromptedResponse) -> float:
-            return favour_token(pattern, answer)
+        favour = partial(favour_token, re.compile(str(part.pattern)))
     else:
-        favour = BIASES[RewardBias(part.bias)]
+        favour = BIASES[RewardBias(str(part.bias))]
 
     def score(answers: Answers) -> list[float]:
         rows = zip(answers.prompts, answers.responses, answers.tokens, strict=True)

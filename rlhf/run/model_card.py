@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.safe_text import redact
-from rlhf.config.choices import Source
+from rlhf.config.choices import RewardKind, Source
 from rlhf.config.freeze import FROZEN, read_command, read_frozen_keys
 from rlhf.run.results import finished_phases, read_inputs, read_phase_result
 
@@ -29,6 +29,9 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
+CORRUPTED = """
+- Its reward was corrupted on purpose (`kind: bias`), to study reward hacking: use it for nothing
+  else."""
 LONGEST = 100  # maximum number of characters of an example's question or prompt
 QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
 
@@ -52,7 +55,7 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
         "Data": markdown_table(
             ("what", "value"), chain(_data_table_rows(keys, rows), _data_file_rows(run_dir))
         ),
-        "Limits": LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else ""),
+        "Limits": _limits(keys),
     }
     text = "".join(f"\n\n## {title}\n\n{body}" for title, body in sections.items() if body)
     return redact(text, os.environ)
@@ -76,6 +79,13 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(
         [f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines] if lines else ""
     )
+
+
+def _limits(keys: Mapping[str, Any]) -> str:
+    """Return the list of what a run with these keys does not make its model fit for."""
+    kinds = [value for key, value in keys.items() if re.fullmatch(r"rewards\..+\.kind", key)]
+    found = LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
+    return found + (CORRUPTED if RewardKind.bias in kinds else "")
 
 
 def _settings_of_command(
