@@ -87,8 +87,9 @@ class Maximum:
         return type(self)(torch.maximum(self.largest, other.largest))
 
     def value(self) -> float:
-        """Return the maximum as a number."""
-        return self.largest.item()
+        """Return the maximum as a number; 0 if nothing was kept."""
+        largest = self.largest.item()
+        return 0.0 if largest == -math.inf else largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ class Minimum(Maximum):
         return cls(Maximum.of(-values, keep).largest)
 
     def value(self) -> float:
-        """Return the minimum as a number."""
-        return -self.largest.item()
+        """Return the minimum as a number; 0 if nothing was kept."""
+        return -Maximum.value(self)
 
 
 def _mask_values(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,12 @@ OPTIONS = (
     Option("environments", lambda config: config.environment.is_used),
     Option("ahead", lambda config: config.rollout.lag > 0),
     Option("resampling", lambda config: config.ppo.resampling_rounds > 0),
-    Option("corrections", lambda config: config.ppo.rollout_correction != "none"),
+    Option(
+        "corrections",
+        lambda config: (
+            config.ppo.rollout_correction != "none" or config.ppo.off_policy_mask_kl is not None
+        ),
+    ),
     Option(
         "branches",
         lambda config: config.ppo.value_targets != "gae" or config.ppo.critic_check.every > 0,

@@ -242,6 +242,17 @@ def dppo_loss(
     return total
 
 
+def off_policy_mask(
+    logprobs: Rows, old: Rows, advantages: Rows, *, max_kl: float
+) -> list[list[bool]]:
+    """https://arxiv.org/abs/2512.02556 eq. 9."""
+    masked = []
+    for new_row, old_row, advantage_row in zip(logprobs, old, advantages, strict=True):
+        kl = math.fsum(o - n for n, o in zip(new_row, old_row, strict=True)) / len(new_row)
+        masked.append([kl > max_kl and advantage < 0 for advantage in advantage_row])
+    return masked
+
+
 def rollout_weights(
     logprobs: Rows, sampled: Rows, level: str, *, masks: bool, cap: float, floor: float
 ) -> tuple[Rows, int]:

@@ -28,6 +28,7 @@ from rlhf.base.metrics import Moments
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
     interpolate_logprobs,
+    off_policy_mask,
     rollout_weights,
 )
 from tests.algorithms import loop_reference as reference
@@ -263,6 +264,16 @@ def test_a_divergence_instead_of_a_ratio_is_dppo(
 
     assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
     assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))
+
+
+@quick
+@given(batch=batches)
+def test_bad_responses_that_the_policy_has_left_are_masked(batch: Batch) -> None:
+    keep, old_BT, advantages_BT = batch.keep_BT, batch.old_logprobs_BT, batch.values_BT
+    rows = [rows_of(x, keep) for x in (batch.logprobs_BT, old_BT, advantages_BT)]
+    masked_BT = off_policy_mask(batch.logprobs_BT, old_BT, advantages_BT, keep, max_kl=0.1)
+    assert rows_of(masked_BT, keep) == reference.off_policy_mask(*rows, max_kl=0.1)
+    assert not masked_BT[~keep].any()
 
 
 levels = st.sampled_from(["token", "sequence", "geometric"])

@@ -40,6 +40,8 @@ def gain(scores: list[float]) -> float:
         ("reinforce_pp", []),
         ("grpo", ["ppo.surrogate=dppo_tv", "ppo.cliprange=0.15"]),
         ("gae", ["ppo.surrogate=dppo_kl", "ppo.cliprange=0.05"]),
+        ("grpo", ["ppo.off_policy_mask_kl=0.01", "ppo.ppo_epochs=4"]),
+        ("rloo", ["ppo.missing_end_mask=true"]),
     ],
 )
 def test_a_function_is_learned_from(estimator: str, more: list[str], tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def functions_of(name: str) -> set[str]:
 
 
 MODULES = sorted(path.stem for path in ROOT.glob("rlhf/algorithms/[a-z]*.py"))
-FUNCTIONS = {each for name in MODULES for each in functions_of(name)} | {"kl.KlController"}
+CONTROLLERS = {"kl.KlController", "entropy.EntropyController"}
+FUNCTIONS = {each for name in MODULES for each in functions_of(name)} | CONTROLLERS
 
 
 def test_every_algorithm_is_on_its_page() -> None:

@@ -24,6 +24,7 @@ from rlhf.config.schema.keys import (
     ROWS,
     SCORE,
     AtResume,
+    Unread,
     key,
 )
 from rlhf.config.schema.supervised import AdamWConfig
@@ -40,6 +41,20 @@ SurrogateName = StrEnum("SurrogateName", "clip gspo cispo dppo_tv dppo_kl")
 
 # Estimators that compare the responses to one prompt.
 COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimator.dr_grpo)
+
+
+MASKED = Unread(
+    lambda ppo: ppo.missing_end_mask and ppo.advantage_estimator not in COMPARING,
+    "{group}.missing_end_mask=true masks such responses",
+    "remove one of the two, or compare responses with {group}.advantage_estimator=grpo",
+)
+
+
+NO_ENTROPY_TARGET = Unread(
+    lambda ppo: ppo.entropy_target is None,
+    "{group}.entropy_target=null fixes {group}.entropy_coef",
+    "add {group}.entropy_target=NATS",
+)
 
 
 @dataclass(kw_only=True)
@@ -93,9 +108,12 @@ class PpoKeys(AdamWConfig):
     """Standard deviation for scale_reward=reference; null: that of the first rollout's scores."""
     clip_reward_value: float | None = key(ABOVE_0)
     """Scores are clipped to [-clip_reward_value, clip_reward_value]; null: not clipped."""
-    missing_end_penalty: float = key(AT_LEAST_0)
+    missing_end_mask: bool
+    """Leave responses that never ended out of all losses (DAPO's overlong filtering); their scores
+    still count where responses to a prompt are compared."""
+    missing_end_penalty: float = key(AT_LEAST_0, unread=[MASKED])
     """Penalty subtracted from the clipped score of a response that never ended."""
-    missing_end_score: float | None = key(SCORE)
+    missing_end_score: float | None = key(SCORE, unread=[MASKED])
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
     """gae (the only one with a critic), rloo, grpo, dr_grpo, reinforce_pp (docs/algorithms.md)."""
@@ -116,7 +134,12 @@ class PpoKeys(AdamWConfig):
     """token_mean: all tokens of a mini-batch weigh the same; sequence_mean: all responses do;
     fixed_length: the sum over each response's tokens is divided by the longest possible length."""
     entropy_coef: float = key(AT_LEAST_0)
-    """Weight of the entropy bonus (nats per token) in the actor's loss; 0: none."""
+    """Weight of the entropy bonus (nats per token) in the actor's loss, with entropy_target the
+    initial weight; 0: none."""
+    entropy_target: float | None = key(ABOVE_0)
+    """Entropy in nats per token to which entropy_coef is steered; null: entropy_coef is fixed."""
+    entropy_coef_step: float = key(ABOVE_0, unread=[NO_ENTROPY_TARGET])
+    """Change of entropy_coef after each PPO step with entropy_target."""
     value_coef: float = key(AT_LEAST_0)
     """Weight of the critic's loss."""
     actor_freeze_steps: int = key(AT_LEAST_0)
@@ -189,6 +212,8 @@ def check_ppo(ppo: PpoConfig) -> None:
         f"0; use {ppo.rollout_batch_size // 5 + 1} or more": (
             ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon
         ),
+        f"ppo.entropy_target={ppo.entropy_target}: the bonus must have an initial weight; use "
+        "ppo.entropy_coef=0.005": ppo.entropy_target is not None and not ppo.entropy_coef,
         **{
             f"{key}={value}: ppo.advantage_estimator={estimator} has no critic; remove {key}, or "
             "use ppo.advantage_estimator=gae": (

@@ -1,4 +1,4 @@
-"""The hook that weighs losses by the ratio of the proximal policy to the policy that sampled.
+"""The hook that weighs or masks losses of responses that another policy sampled.
 
 ``rollout.responses.logprobs_BT`` are log-probs by the policy that sampled, ``rollout.logprobs_BT``
 by the proximal policy, from which the updates start (ppo.rollout_correction).
@@ -19,11 +19,12 @@ from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Rollout
 from rlhf.config.choices import When
 from rlhf.options import PpoConfig
-from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy
+from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy, RolloutCorrection
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
     RolloutWeights,
     interpolate_logprobs,
+    off_policy_mask,
     rollout_weights,
 )
 from rlhf.phases.ppo.hooks import PpoHook
@@ -34,8 +35,13 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 class CorrectionHook(PpoHook):
     """A hook that multiplies a step's advantages by importance weights once, before the updates.
 
-    If the proximal policy is interpolated, the loss of each update is weighed instead.
+    If the proximal policy is interpolated, the loss of each update is weighed instead. With
+    ppo.off_policy_mask_kl each update also masks the responses that the policy has left behind.
     """
+
+    @property
+    def _weighs(self) -> bool:
+        return self.config.ppo.rollout_correction is not RolloutCorrection.none
 
     @property
     def _is_interpolated(self) -> bool:
@@ -44,17 +50,26 @@ class CorrectionHook(PpoHook):
 
     @property
     def logprob_reuse_mode_for_auto(self) -> When | None:
-        """Return ``always`` for an interpolated proximal policy, else ``never`` (recompute)."""
+        """Return ``always`` for an interpolated proximal policy; weights need ``never``."""
+        if not self._weighs:
+            return None
         return When.always if self._is_interpolated else When.never
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Add the step that weighs advantages, unless the loss of each update weighs them."""
-        return steps if self._is_interpolated else {**steps, "weigh": self._weigh_advantages}
+        if self._is_interpolated or not self._weighs:
+            return steps
+        return {**steps, "weigh": self._weigh_advantages}
 
     def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the loss; its old policy is the proximal policy if that is interpolated."""
-        if not self._is_interpolated:
-            return surrogate
+        """Return the loss with an interpolated proximal policy, and with a mask, if configured."""
+        if self._is_interpolated:
+            surrogate = self._interpolate(surrogate, rollout)
+        max_kl = self.config.ppo.off_policy_mask_kl
+        return surrogate if max_kl is None else _mask_off_policy(surrogate, max_kl)
+
+    def _interpolate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
+        """Return ``surrogate`` with the interpolated proximal policy as its old policy."""
         share = self.config.ppo.proximal_share
         if share is None:  # use A-3PO's share, https://arxiv.org/abs/2512.06547
             share = 1.0 / max(1, rollout.policy_age)
@@ -91,6 +106,21 @@ class CorrectionHook(PpoHook):
             advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
             metrics={**targets.metrics, **correction_metrics(weights, keep_BT)},
         )
+
+
+def _mask_off_policy(surrogate: Surrogate, max_kl: float) -> Surrogate:
+    """Return ``surrogate`` without the loss of the tokens that ``off_policy_mask`` masks."""
+
+    def masked_surrogate(
+        inputs: SurrogateInputs, config: PpoConfig, total: Total, /
+    ) -> tuple[PolicyLoss, Metrics]:
+        masked_BT = off_policy_mask(*inputs, max_kl=max_kl)
+        used_BT = inputs.advantages_BT.masked_fill(masked_BT, 0.0)
+        loss, metrics = surrogate(inputs._replace(advantages_BT=used_BT), config, total)
+        share = Mean.of(masked_BT.float(), inputs.keep_BT)
+        return loss, metrics | {"ppo/off_policy_masked_share": share}
+
+    return masked_surrogate
 
 
 def compute_rollout_weights(

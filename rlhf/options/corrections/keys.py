@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0_TO_1, ABOVE_1, FROM_0_BELOW_1, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_0_TO_1, ABOVE_1, FROM_0_BELOW_1, Unread, key
 
 
 class RolloutCorrection(StrEnum):
@@ -50,7 +50,7 @@ AT_STEP_START = Unread(
 
 @dataclass(kw_only=True)
 class CorrectionKeys:
-    """Keys of the group ``ppo`` for importance weights, and for the proximal policy."""
+    """Keys of the group ``ppo`` for importance weights, masks, and the proximal policy."""
 
     rollout_correction: RolloutCorrection
     """Weigh losses by p_proximal / p_sampled: of each token, or the product over the response
@@ -67,3 +67,6 @@ class CorrectionKeys:
     """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
     proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
     """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / its age in steps."""
+    off_policy_mask_kl: float | None = key(ABOVE_0)
+    """KL(old || new) of a response, nats per token, above which its tokens with negative advantage
+    are masked (DeepSeek-V3.2); null: none."""

@@ -75,6 +75,25 @@ def rollout_weights(
     return RolloutWeights(weights_BT.clamp(max=cap), limited_BT)
 
 
+def off_policy_mask(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    keep_BT: Tensor,
+    *,
+    max_kl: float,
+) -> Tensor:
+    """Return True (B, T) at tokens to mask, https://arxiv.org/abs/2512.02556 eq. 9.
+
+    A token is masked if its advantage is negative and the mean of log(p_old / p) over its response
+    is above ``max_kl``: the policy hardly writes this response any more, so that pushing it further
+    away teaches little and may destabilise.
+    """
+    log_ratio_BT = (old_logprobs_BT - logprobs_BT.detach()).masked_fill(~keep_BT, 0.0)
+    kl_B = log_ratio_BT.sum(dim=1) / keep_BT.sum(dim=1).clamp(min=1)
+    return keep_BT & (advantages_BT < 0) & (kl_B > max_kl)[:, None]
+
+
 def interpolate_logprobs(
     logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, *, share: float
 ) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.algorithms.entropy import EntropyController
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.algorithms.ppo import value_loss
 from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
@@ -39,6 +40,7 @@ from rlhf.phases.ppo.objective import (
     Surrogate,
     actor_objective,
     cut_micro_batches,
+    learned_tokens,
 )
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.reward_mix import bias_onsets
@@ -124,15 +126,24 @@ class Objective(NamedTuple):
     config: PpoConfig
     surrogate: Surrogate
     kl_ctl: float
+    entropy_coef: float
     mean: Aggregation
     measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
     def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return the actor's loss, which is the surrogate plus penalties, and its metrics."""
-        config, surrogate, kl_ctl = self.config, self.surrogate, self.kl_ctl
-        total, found = actor_objective(policy, batch, self.mean, config, surrogate, kl_ctl=kl_ctl)
+        total, found = actor_objective(
+            policy,
+            batch,
+            self.mean,
+            self.config,
+            self.surrogate,
+            kl_ctl=self.kl_ctl,
+            entropy_coef=self.entropy_coef,
+        )
         if self.measures_mismatch:
-            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, batch.keep_BT)
+            written_BT = batch.sequences.keep_BT
+            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, written_BT)
         return total / self.mean.divisor, found
 
     def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
@@ -161,6 +172,9 @@ class PPOTrainer:
         self.config = config
         self.hooks = build_hooks(replace(engine.config, ppo=config)) if hooks is None else hooks
         self.kl = KlController(config.kl_ctl, config.kl_target, config.kl_horizon)
+        self.entropy = EntropyController(
+            config.entropy_coef, config.entropy_target, config.entropy_coef_step
+        )
         self.steps_done = 0
         self.updates_done = 0
         self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards, self.hooks)
@@ -198,17 +212,19 @@ class PPOTrainer:
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
+        learned_BT = learned_tokens(config, rollout)
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
             surrogate = hook.change_surrogate(surrogate, rollout)
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batch_rows(rollout):
-            batches = cut_micro_batches(rollout, targets.advantages, rows, size=engine.plan.micro)
-            keep_BT = rollout.responses.keep_BT[rows]
+            used, micro = targets.advantages, engine.plan.micro
+            batches = cut_micro_batches(config, rollout, used, rows, size=micro)
+            keep_BT = learned_BT[rows]
             mean = Aggregation.build_for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
             measures = self._reuse.can_measure_mismatch(rollout, updates)
-            objective = Objective(config, surrogate, kl_ctl, mean, measures)
+            objective = Objective(config, surrogate, kl_ctl, self.entropy.weight, mean, measures)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
@@ -245,6 +261,7 @@ class PPOTrainer:
             "steps_done": self.steps_done,
             "updates_done": self.updates_done,
             "kl_coefficient": self.kl.coefficient,
+            "entropy": [self.entropy.coefficient, self.entropy.is_above],
             "score_average": self._score_average,
             "mismatch": self._reuse.mismatch,
             "score_moments": self.target_maker.state_dict(),
@@ -254,6 +271,8 @@ class PPOTrainer:
         """Restore the trainer state from what ``state_dict`` returned."""
         self.steps_done, self.updates_done = state["steps_done"], state["updates_done"]
         self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
+        coefficient, is_above = state["entropy"]
+        self.entropy = replace(self.entropy, coefficient=coefficient, is_above=is_above)
         self._score_average = state["score_average"]
         self._reuse.mismatch = state["mismatch"]
         self.target_maker.load_state_dict(state["score_moments"])
@@ -284,12 +303,15 @@ class PPOTrainer:
         return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
 
     def _finish_step(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Update step count, mismatch, score average and lr scale; return the values to log."""
+        """Update step count, mismatch, averages and controllers; return the values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
         self._reuse.store_mismatch(values)
         self._score_average = update_score_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
+        if self.entropy.target is not None and "ppo/entropy" in values:
+            logged["ppo/entropy_coef"] = self.entropy.weight
+            self.entropy = self.entropy.adapt_to_entropy(values["ppo/entropy"])
         if limit is not None and "ppo/approx_kl" in values:
             logged["ppo/lr_scale"] = actor.lr_scale
             kl = values["ppo/approx_kl"]

@@ -28,24 +28,29 @@ from rlhf.phases.shared.scoring import (
 )
 
 
+def learned_tokens(config: PpoConfig, rollout: Rollout) -> Tensor:
+    """Return the mask (B, T) that is True at the tokens that enter the losses.
+
+    They are the tokens that the policy wrote; with ppo.missing_end_mask, of responses that ended.
+    """
+    keep_BT, ended_B = rollout.responses.keep_BT, rollout.responses.ended_B
+    return keep_BT & ended_B[:, None] if config.missing_end_mask else keep_BT
+
+
 class MicroBatch(NamedTuple):
     """Sequences of one forward pass, with the tensors of the rollout that the losses need."""
 
     sequences: WholeSequences
+    keep_BT: Tensor  # the tokens that enter the losses
     logprobs_BT: Tensor
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     advantages_BT: Tensor
     returns_BT: Tensor
 
-    @property
-    def keep_BT(self) -> Tensor:
-        """Return the mask (B, T) that is True at the response tokens that the policy wrote."""
-        return self.sequences.keep_BT
-
 
 def cut_micro_batches(
-    rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
+    config: PpoConfig, rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
     batches = []
@@ -54,6 +59,7 @@ def cut_micro_batches(
         batches.append(
             MicroBatch(
                 WholeSequences(taken.prompts, taken.responses),
+                learned_tokens(config, taken),
                 taken.logprobs_BT,
                 taken.reference_logprobs_BT,
                 taken.values_BT,
@@ -82,7 +88,7 @@ class Aggregation(NamedTuple):
         ``max_tokens`` is the length of the longest possible response. Dr. GRPO divides by it
         instead of by each response's own length, https://arxiv.org/abs/2503.20783.
         """
-        num_tokens, responses = ranks.sum(keep_BT.sum()), len(keep_BT) * ranks.size
+        num_tokens, responses = ranks.sum(keep_BT.sum()).clamp(min=1), len(keep_BT) * ranks.size
         match config.loss_aggregation:
             case LossAggregation.sequence_mean:
                 return cls(sum_of_row_means, responses, num_tokens)
@@ -163,13 +169,14 @@ def actor_objective(
     surrogate: Surrogate,
     *,
     kl_ctl: float,
+    entropy_coef: float,
 ) -> tuple[Tensor, Metrics]:
     """Return the surrogate loss plus penalties, each reduced by ``mean.total``, and metrics."""
     inputs = SurrogateInputs(
         policy.logprobs_BT, batch.logprobs_BT, batch.advantages_BT, batch.keep_BT
     )
     loss, of_surrogate = surrogate(inputs, config, mean.total)
-    penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl)
+    penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl, entropy_coef=entropy_coef)
     return loss.loss + penalty, loss_metrics("ppo", loss) | of_surrogate | found
 
 
@@ -180,6 +187,7 @@ def _penalty(
     config: PpoConfig,
     *,
     kl_ctl: float,
+    entropy_coef: float,
 ) -> tuple[Tensor | float, Metrics]:
     """Return KL penalty minus entropy bonus, each reduced by ``mean.total``, and metrics.
 
@@ -193,8 +201,8 @@ def _penalty(
         kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
         penalty = kl_ctl * mean.total(kl_BT, keep_BT)
         metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
-    if config.entropy_coef:
-        penalty = penalty - config.entropy_coef * mean.total(entropy_BT, keep_BT)
+    if entropy_coef:
+        penalty = penalty - entropy_coef * mean.total(entropy_BT, keep_BT)
     return penalty, metrics
 
 

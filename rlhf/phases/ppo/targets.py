@@ -33,6 +33,7 @@ from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.objective import learned_tokens
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
@@ -253,7 +254,7 @@ def _whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -
     """Shift and scale advantages to mean 0 and deviation 1, if configured."""
     raw, used_BT = targets.raw, targets.raw.advantages_BT
     if maker.config.whitens_advantages:
-        used_BT = maker.whiten(used_BT, rollout.responses.keep_BT, shift_mean=True)
+        used_BT = maker.whiten(used_BT, learned_tokens(maker.config, rollout), shift_mean=True)
     return targets._replace(advantages=raw._replace(advantages_BT=used_BT))
 
 

@@ -17,7 +17,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.objective import SurrogateInputs
+from rlhf.phases.ppo.objective import SURROGATES, SurrogateInputs
 from tests.phases.ppo.ppo_pieces import maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
 from tests.phases.ppo.test_targets import BARE, rollout_of
@@ -125,3 +125,46 @@ def test_the_control_is_keyed_by_seed_and_step(compose: Compose) -> None:
     # A response is rejected if its product of 2 tokens, exp(-2 * sampled), is above 2.
     assert {sum(each) for each in rejected.values()} == {int((sampled_BT[:, 0] < -0.3466).sum())}
     assert len({tuple(each) for each in rejected.values()}) == 3
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_the_mask_takes_the_gradient_of_bad_responses_that_are_far(
+    compose: Compose, aggregation: str
+) -> None:
+    """Rows 0 and 1 are far, 2 and 3 are near; only row 0 is far and bad."""
+    keys = ["ppo.off_policy_mask_kl=0.25", f"ppo.loss_aggregation={aggregation}"]
+    config = to_run_config(compose([*keys, "ppo.cliprange=0.9", "ppo.surrogate=gspo"]))
+    (hook,) = build_hooks(config)
+    assert hook.logprob_reuse_mode_for_auto is None, "without weights nothing is recomputed"
+    keep_BT = torch.ones(4, 3, dtype=torch.bool)
+    keep_BT[0, 2] = False
+    logprobs_BT = -torch.tensor([[0.2, 0.4, 9.0], [0.3] * 3, [0.2] * 3, [-0.3] * 3])
+    advantages_BT = torch.tensor([[-1.0, -2.0, 0.0], [1.0] * 3, [-1.0] * 3, [-1.0] * 3])
+    totals = {}
+    for name, surrogate in {
+        "plain": SURROGATES[config.ppo.surrogate],
+        "masked": hook.change_surrogate(SURROGATES[config.ppo.surrogate], some_rollout()),
+    }.items():
+        slopes = []
+        for rows in ([0, 1, 2, 3], [0, 2], [1, 3]):  # whole, and as two micro-batches
+            at_BT = logprobs_BT[rows].requires_grad_()
+            inputs = SurrogateInputs(
+                at_BT, 0 * logprobs_BT[rows], advantages_BT[rows], keep_BT[rows]
+            )
+            loss, metrics = surrogate(inputs, config.ppo, masked_sum)
+            loss.loss.backward()
+            slopes.append(at_BT.grad)
+            totals.setdefault(name, metrics)
+        assert torch.equal(slopes[0][[0, 2, 1, 3]], torch.cat(slopes[1:]))
+        is_zero_B = slopes[0].eq(0).all(dim=1)
+        assert is_zero_B.tolist() == [name == "masked", False, False, False]
+    assert totals["masked"]["ppo/off_policy_masked_share"].value() == pytest.approx(2 / 11)
+    assert not totals["plain"]
+
+
+def test_the_mask_compares_with_the_policy_that_sampled(compose: Compose) -> None:
+    """Before any update the sampler differs, by a third of the error in a mean of three tokens."""
+    for limit, is_reached in (0.31, False), (0.01, True):
+        keys = ["ppo.ppo_epochs=1", f"ppo.off_policy_mask_kl={limit}"]
+        found = metrics_of(trainer_of(compose, "always", *keys, error=ERROR))
+        assert (found["ppo/off_policy_masked_share"] > 0) == is_reached

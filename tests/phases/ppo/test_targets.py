@@ -191,6 +191,28 @@ def test_whitening_can_be_turned_on(targets: Callable[..., Callable[..., Targets
     torch.testing.assert_close(made.advantages.advantages_BT, expected, atol=1e-6, rtol=0)
 
 
+def test_masked_responses_count_in_their_group_but_not_in_whitening(compose: Compose) -> None:
+    rollout = rollout_of(1.0, 3.0, 5.0, 11.0)
+    ended_B = torch.tensor([True, True, True, False])
+    rollout = rollout._replace(responses=rollout.responses._replace(ended_B=ended_B))
+    group = ["ppo.advantage_estimator=dr_grpo", "ppo.responses_per_prompt=4"]
+    group += ["ppo.missing_end_penalty=4"]  # 7, so that the mean is 4
+    plain = {(*group, "ppo.whiten_advantages=false"): [-3.0, -1.0, 1.0]}
+    white = {(*group, "ppo.whiten_advantages=true"): [-2.0, 0.0, 2.0]}
+    white |= {("ppo.whiten_advantages=true",): [-2.0, 0.0, 2.0]}  # of 1, 3 and 5
+    for keys, expected in (plain | white).items():
+        made = made_of(compose, rollout, "ppo.missing_end_mask=true", *keys)
+        deviation = (8 / 3) ** 0.5 if keys in white else 1.0
+        found_B = made.advantages.advantages_BT[:3, 1]
+        assert found_B.tolist() == pytest.approx([x / deviation for x in expected], abs=1e-6)
+
+
+def made_of(compose: Compose, rollout: Rollout, *overrides: str) -> Targets:
+    """The targets of a rollout without a KL penalty."""
+    config = to_run_config(compose([*BARE, *overrides])).ppo
+    return targets_of(TargetMaker(config, Ranks()), rollout, kl_ctl=0.0)
+
+
 @pytest.mark.parametrize(
     ("keys", "kl"),
     [

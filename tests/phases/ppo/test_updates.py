@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,13 +73,13 @@ class Answers:
         return objective.actor_loss(policy, batch)
 
 
-def rollout(score: float) -> Rollout:
+def rollout(score: float, cut: Collection[int] = ()) -> Rollout:
     """Rows 0 to 3, told apart by their first response token; values are 0, the scores equal."""
     ids_BT = torch.arange(ROWS)[:, None].expand(ROWS, T).contiguous()
     keep_BT = torch.ones(ROWS, T, dtype=torch.bool)
     zeros_BT = torch.zeros(ROWS, T)
     prompts = PromptBatch(ids_BT[:, :1], keep_BT[:, :1], zeros_BT, [""] * ROWS)
-    responses = Responses(ids_BT, keep_BT, keep_BT[:, 0])
+    responses = Responses(ids_BT, keep_BT, torch.tensor([row not in cut for row in range(ROWS)]))
     scores_B = torch.full((ROWS,), score)
     return Rollout(prompts, responses, zeros_BT - 1, zeros_BT - 1, zeros_BT, scores_B)
 
@@ -88,7 +89,11 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
     """A trainer and its models after some rollouts under these overrides."""
 
     def after(
-        *overrides: str, rollouts: int = 1, drift: float = 0.0, score: float = 0.0
+        *overrides: str,
+        rollouts: int = 1,
+        drift: float = 0.0,
+        score: float = 0.0,
+        cut: Collection[int] = (),
     ) -> SimpleNamespace:
         config = to_run_config(compose(["ppo.ppo_epochs=1", *overrides])).ppo
         models = Answers(drift=drift)
@@ -103,7 +108,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
             speed=UNTIMED,
         )
         trainer = PPOTrainer(engine, config)
-        stats = [trainer.train_rlhf(rollout(score)) for _ in range(rollouts)]
+        stats = [trainer.train_rlhf(rollout(score, cut)) for _ in range(rollouts)]
         return SimpleNamespace(engine=engine, models=models, stats=stats, trainer=trainer)
 
     return after
@@ -163,6 +168,43 @@ def test_a_fixed_length_divides_by_the_longest_response(
 def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:
     losses = trained("ppo.entropy_coef=0.2").models.actor.losses
     assert losses == pytest.approx([-0.05] * ROWS)  # 0.2 * 0.5 nats on half of the tokens
+
+
+@pytest.mark.parametrize("cut", [(), (1,), (0, 2, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
+def test_masked_responses_enter_no_loss_and_no_count(
+    trained: Callable[..., SimpleNamespace], aggregation: str, cut: tuple[int, ...]
+) -> None:
+    # Of each token: an entropy of 0.5, a KL to the reference of 0.1^2 / 2, a squared error of 2^2.
+    keys = ["ppo.missing_end_mask=true", "ppo.entropy_coef=0.2", "ppo.kl_placement=loss"]
+    keys += ["ppo.kl_estimator=k2", "ppo.kl_ctl=1", f"ppo.loss_aggregation={aggregation}"]
+    run = trained(*keys, "ppo.cliprange_value=null", drift=0.1, cut=cut)
+    learned = run.models.rows
+    for place, (row,) in enumerate(learned):
+        ended = [other not in cut for (other,) in learned[place // 2 * 2 :][:2]]
+        share = 0.0 if row in cut else 1 / sum(ended)
+        of_actor = {"token_mean": share, "sequence_mean": 1 / 2, "fixed_length": 3 / 12}
+        weight = of_actor[aggregation] * (row not in cut)
+        assert run.models.actor.losses[place] == pytest.approx(weight * (0.005 - 0.1))
+        assert run.models.critic.losses[place] == pytest.approx(share * 2)
+    found = run.stats[0].metrics
+    assert found["ppo/ended_share"] == 1 - len(cut) / ROWS
+    assert found["ppo/entropy"] == (0.5 if len(cut) < ROWS else 0)
+    assert all(map(math.isfinite, found.values()))
+
+
+def test_an_entropy_bonus_follows_its_target(trained: Callable[..., SimpleNamespace]) -> None:
+    # The entropy is always 0.5, on half of a mini-batch's tokens: a loss of coefficient * -0.25.
+    keys = ["ppo.entropy_coef=0.2", "ppo.entropy_coef_step=0.1"]
+    for target, weights in (0.6, [0.2, 0.3, 0.4]), (0.4, [0.2, 0.0, 0.0]):
+        run = trained(*keys, f"ppo.entropy_target={target}", rollouts=3)
+        assert [s.metrics["ppo/entropy_coef"] for s in run.stats] == pytest.approx(weights)
+        losses = [-0.25 * weight for weight in weights for _ in range(ROWS)]
+        assert run.models.actor.losses == pytest.approx(losses)
+        resumed = trained(*keys, f"ppo.entropy_target={target}", rollouts=0).trainer
+        resumed.load_state_dict(json.loads(json.dumps(run.trainer.state_dict())))
+        after = [x.train_rlhf(rollout(0.0)).metrics for x in (run.trainer, resumed)]
+        assert after[0]["ppo/entropy_coef"] == after[1]["ppo/entropy_coef"] not in weights[:1]
 
 
 def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -> None:
