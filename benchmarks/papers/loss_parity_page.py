@@ -38,11 +38,7 @@ they are. A loss is a mean over the tokens of the batch if the row says nothing 
 TAIL = """## Other by default
 
 - TRL and AgileRL multiply k3 in the loss by the differentiable ratio of policy and sampler unless
-  `use_bias_correction_kl=False`, with which the three rows of GRPO with k3 were compared. Its
-  gradient is then that of KL(policy || reference), as in DeepSeek-V3.2
-  (https://arxiv.org/abs/2512.02556), on-policy too. Here k3 in the loss has the gradient of
-  KL(reference || policy), which agrees with it to first order in the distance. Their default has
-  no counterpart here yet.
+  `use_bias_correction_kl=False`. Here `ppo.kl_estimator` names one or the other, `k3_ratio` or `k3`.
 
 ## Not compared
 

@@ -36,6 +36,7 @@ from papers.parity_sides import (
 )
 from papers.peer_wheels import Wheels
 from rlhf.algorithms.advantages import gae, grpo_advantages
+from rlhf.algorithms.kl import KlEstimatorName
 from rlhf.algorithms.ppo import cispo_loss, gspo_loss
 from rlhf.config.schema.ppo import LossAggregation
 
@@ -190,6 +191,7 @@ def _grpo(grpo: SimpleNamespace) -> list[Pair]:
         level: str = "token",
         objective: str = "grpo",
         kl_coef: float = 0.0,
+        corrects_kl: bool = True,
         most: float = 1 + HIGH,
         is_token_mean: bool = False,
     ) -> Tensors:
@@ -200,7 +202,7 @@ def _grpo(grpo: SimpleNamespace) -> list[Pair]:
             beta=kl_coef,
             kl_clamp=None,
             use_kl_advantage_shaping=False,
-            use_bias_correction_kl=False,
+            use_bias_correction_kl=corrects_kl,
             _masks_off_policy_tokens=False,
             _segment_accumulation_steps=None,
             loss_norm="window" if is_token_mean else "micro_batch",
@@ -214,15 +216,23 @@ def _grpo(grpo: SimpleNamespace) -> list[Pair]:
 
     sequence = LossAggregation.sequence_mean
     where = f"{GRPO}: _compute_policy_loss"
+
+    def with_kl(x: Inputs, estimator: KlEstimatorName) -> Tensors:
+        keys = {"how": sequence, "advantages_BT": x.spread_BT, "kl_coef": KL_COEF}
+        return our_policy(x, estimator=estimator, **keys, **CLIPS)
+
     return [
+        Pair(
+            "GRPO, with k3 times the ratio in the loss, mean of sequence means",
+            where,
+            "policy_loss, estimate_kl",
+            lambda x: Sides(theirs(x, kl_coef=KL_COEF), with_kl(x, "k3_ratio")),
+        ),
         Pair(
             "GRPO, with k3 in the loss, mean of sequence means",
             f"{where}, use_bias_correction_kl=False",
             "policy_loss, estimate_kl",
-            lambda x: Sides(
-                theirs(x, kl_coef=KL_COEF),
-                our_policy(x, how=sequence, advantages_BT=x.spread_BT, kl_coef=KL_COEF, **CLIPS),
-            ),
+            lambda x: Sides(theirs(x, kl_coef=KL_COEF, corrects_kl=False), with_kl(x, "k3")),
         ),
         Pair(
             "GRPO, mean over tokens",

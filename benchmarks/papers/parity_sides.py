@@ -151,17 +151,19 @@ def our_policy(
     how: LossAggregation = LossAggregation.token_mean,
     advantages_BT: Tensor | None = None,
     kl_coef: float = 0.0,
+    estimator: KlEstimatorName = "k3",
     longest: int = LONGEST,
     **clips: float,
 ) -> Tensors:
-    """Return our policy loss over a mini-batch, with k3 in the loss if ``kl_coef`` is above 0."""
+    """Return our policy loss over a mini-batch, with a KL in the loss if ``kl_coef`` is above 0."""
     given_BT = inputs.advantages_BT if advantages_BT is None else advantages_BT
     keep_BT, config = inputs.keep_BT, SimpleNamespace(loss_aggregation=how)
     mean = Aggregation.build_for_mini_batch(config, keep_BT, Ranks(), max_tokens=longest)
 
     def value(logprobs_BT: Tensor) -> Tensor:
         total = loss(logprobs_BT, inputs.old_BT, given_BT, keep_BT, total=mean.total, **clips).loss
-        kl_BT = estimate_kl(logprobs_BT, inputs.reference_BT, estimator="k3")
+        sides = (logprobs_BT, inputs.reference_BT)
+        kl_BT = estimate_kl(*sides, estimator=estimator, sampled_logprobs=inputs.old_BT)
         return (total + kl_coef * mean.total(kl_BT, keep_BT)) / mean.divisor
 
     return graded(value, inputs.logprobs_BT)

@@ -103,10 +103,13 @@ def _grpo(compute_loss: object) -> list[Pair]:
         *,
         level: str = "token",
         kl_coef: float = 0.0,
+        corrects_kl: bool = True,
         high: float = HIGH,
         delta: float | None = None,
     ) -> Tensors:
-        args = SimpleNamespace(use_bias_correction_kl=False, delta=delta, steps_per_generation=1)
+        args = SimpleNamespace(
+            use_bias_correction_kl=corrects_kl, delta=delta, steps_per_generation=1
+        )
 
         def value(logprobs_BT: Tensor) -> Tensor:
             trainer = _trainer(
@@ -135,13 +138,21 @@ def _grpo(compute_loss: object) -> list[Pair]:
     sequence, fixed = LossAggregation.sequence_mean, LossAggregation.fixed_length
     where = f"{GRPO}: _compute_loss"
     with_kl = {"kl_coef": KL_COEF}
+    corrected = {**with_kl, "estimator": "k3_ratio"}
+    uncorrected = {**with_kl, "corrects_kl": False}
     same = {  # the loss_type, what else TRL is told, and what we are told
-        "GRPO, with k3 in the loss, mean of sequence means": (
+        "GRPO, with k3 times the ratio in the loss, mean of sequence means": (
             "grpo",
             with_kl,
+            {**corrected, "how": sequence},
+        ),
+        "GRPO, with k3 times the ratio in the loss, mean over tokens": ("dapo", with_kl, corrected),
+        "GRPO, with k3 in the loss, mean of sequence means": (
+            "grpo",
+            uncorrected,
             {**with_kl, "how": sequence},
         ),
-        "GRPO, with k3 in the loss, mean over tokens": ("dapo", with_kl, with_kl),
+        "GRPO, with k3 in the loss, mean over tokens": ("dapo", uncorrected, with_kl),
         "GRPO, mean over tokens of a micro-batch": ("bnpo", {}, {}),
         "policy loss, Dr. GRPO's divisor": ("dr_grpo", {}, {"how": fixed}),
         "GRPO, dual clip (TRL: delta)": (
@@ -153,7 +164,8 @@ def _grpo(compute_loss: object) -> list[Pair]:
     found = [
         Pair(
             quantity,
-            f"{where}, {name}" + (", use_bias_correction_kl=False" if "kl_coef" in here else ""),
+            f"{where}, {name}"
+            + (", use_bias_correction_kl=False" if "corrects_kl" in told else ""),
             "policy_loss, estimate_kl" if "kl_coef" in here else "policy_loss",
             lambda x, name=name, told=told, here=here: Sides(
                 theirs(x, name, **told), ours(x, **here)

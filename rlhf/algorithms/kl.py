@@ -8,10 +8,16 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-KlEstimatorName = Literal["k1", "k2", "k3"]
+KlEstimatorName = Literal["k1", "k2", "k3", "k3_ratio"]
 
 
-def estimate_kl(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstimatorName) -> Tensor:
+def estimate_kl(
+    logprobs: Tensor,
+    other_logprobs: Tensor,
+    *,
+    estimator: KlEstimatorName,
+    sampled_logprobs: Tensor | None = None,
+) -> Tensor:
     """Estimate KL(p || other) per token, in nats, from tokens sampled from p.
 
     http://joschu.net/blog/kl-approx.html, with d = log p - log other:
@@ -19,6 +25,11 @@ def estimate_kl(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         k1 = d                    unbiased, may be negative
         k2 = d^2 / 2              biased, low variance
         k3 = exp(-d) - 1 + d      unbiased, never negative
+        k3_ratio = k3 * p / p_sampled
+
+    Only the last has the gradient of KL(p || other) in a loss, because its weight p / p_sampled has
+    a gradient too: https://arxiv.org/abs/2512.02556 section 3.1. ``sampled_logprobs`` are of the
+    policy that sampled, before any update; without them it is p itself, and the weight's value is 1.
     """
     difference = logprobs - other_logprobs
     match estimator:
@@ -29,6 +40,10 @@ def estimate_kl(logprobs: Tensor, other_logprobs: Tensor, *, estimator: KlEstima
         case "k3":
             # expm1, because exp(x) - 1 rounds small differences away: k3 could become negative.
             return (-difference).expm1() + difference
+        case "k3_ratio":
+            sampled = logprobs if sampled_logprobs is None else sampled_logprobs
+            k3 = estimate_kl(logprobs, other_logprobs, estimator="k3")
+            return (logprobs - sampled.detach()).exp() * k3
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class KlEstimator(StrEnum):
     k1 = "k1"
     k2 = "k2"
     k3 = "k3"
+    k3_ratio = "k3_ratio"
 
 
 KlPlacement = StrEnum("KlPlacement", "reward loss advantage")

@@ -20,6 +20,7 @@ from tests.algorithms.padded_batches import assert_close, f64, quick
         ("k1", 0.6931472, -0.6931472),
         ("k2", 0.2402265, 0.2402265),  # 0.6931472^2 / 2
         ("k3", 0.1931472, 0.3068528),  # 1/2 - 1 + 0.6931472 and 2 - 1 - 0.6931472
+        ("k3_ratio", 0.1931472, 0.3068528),  # p itself sampled: the weight is 1
     ],
 )
 def test_estimators_by_hand(
@@ -28,6 +29,16 @@ def test_estimators_by_hand(
     logprobs, other_logprobs = f64(0.5, 0.25).log(), f64(0.25, 0.5).log()
     result = estimate_kl(logprobs, other_logprobs, estimator=estimator)
     assert_close(result, [p_is_larger, p_is_smaller], atol=1e-7)
+
+
+def test_k3_with_the_ratio_of_a_policy_that_has_moved() -> None:
+    """The value is k3 times the ratio, and the gradient is that of both factors."""
+    logprobs, other, sampled = (f64(x).log() for x in (0.5, 0.25, 0.4))
+    logprobs.requires_grad_()
+    kl = estimate_kl(logprobs, other, estimator="k3_ratio", sampled_logprobs=sampled)
+    assert_close(kl, [0.5 / 0.4 * 0.1931472], atol=1e-7)
+    (slope,) = torch.autograd.grad(kl.sum(), logprobs)
+    assert_close(slope, [0.5 / 0.4 * (0.1931472 + 1 - 0.5)], atol=1e-7)  # k3 + its slope 1 - e^-d
 
 
 @quick

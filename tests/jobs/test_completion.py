@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("word", "choices"),
     [
-        ("ppo.kl_estimator=", ["k1", "k2", "k3"]),
+        ("ppo.kl_estimator=", ["k1", "k2", "k3", "k3_ratio"]),
         ("plan=o", ["only", "off"]),
         ("data.deduplicate=", ["true", "false"]),
         ("ppo.whiten_advantages=", ["true", "false", "null"]),

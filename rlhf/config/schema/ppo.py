@@ -82,7 +82,7 @@ class PpoKeys(AdamWConfig):
     kl_horizon: int = key(ABOVE_0)
     """Horizon, in sequences, over which kl_ctl adapts to kl_target; larger: more slowly."""
     kl_estimator: KlEstimator
-    """Estimator of the KL penalty: k1, k2 or k3 (http://joschu.net/blog/kl-approx.html)."""
+    """Estimator of the KL penalty: k1, k2, k3, or in the loss k3_ratio (docs/algorithms.md)."""
     kl_placement: KlPlacement
     """Where the KL penalty enters: token rewards (reward: InstructGPT), the loss (loss: GRPO) or
     each token's own advantage (advantage)."""
@@ -204,8 +204,12 @@ def check_ppo(ppo: PpoConfig) -> None:
         f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; set "
         "ppo.whiten_rewards=false": compares and ppo.whiten_rewards,
         "ppo.kl_estimator=k1 with ppo.kl_placement=loss: the gradient of k1 is 0 on average; use "
-        "ppo.kl_estimator=k3, or k2": (
+        "ppo.kl_estimator=k3_ratio, or k2": (
             ppo.kl_placement is KlPlacement.loss and ppo.kl_estimator is KlEstimator.k1
+        ),
+        f"ppo.kl_estimator=k3_ratio with ppo.kl_placement={ppo.kl_placement}: the ratio has an "
+        "effect in the loss only; use ppo.kl_placement=loss, or ppo.kl_estimator=k1": (
+            ppo.kl_placement is not KlPlacement.loss and ppo.kl_estimator is KlEstimator.k3_ratio
         ),
         f"ppo.kl_horizon={ppo.kl_horizon}: with ppo.kl_target, must be above a fifth of "
         f"ppo.rollout_batch_size={ppo.rollout_batch_size}, otherwise ppo.kl_ctl could fall below "

@@ -215,7 +215,7 @@ def _differentiable_kl(
     overflows in fp32 if the reference gives a token e^89 times the policy's probability; the
     optimizer step is then skipped.
     """
-    # Zero the padding before k3's exponential: an infinite slope there would give NaN gradients.
-    sides = (policy.logprobs_BT, batch.reference_logprobs_BT)
-    kept = (side_BT.masked_fill(~batch.keep_BT, 0.0) for side_BT in sides)
-    return estimate_kl(*kept, estimator=estimator)
+    # Zero the padding before the exponentials: an infinite slope there would give NaN gradients.
+    sides = (policy.logprobs_BT, batch.reference_logprobs_BT, batch.logprobs_BT)
+    new_BT, reference_BT, old_BT = (side.masked_fill(~batch.keep_BT, 0.0) for side in sides)
+    return estimate_kl(new_BT, reference_BT, estimator=estimator, sampled_logprobs=old_BT)

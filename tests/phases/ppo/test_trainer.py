@@ -210,12 +210,13 @@ def surrogate(ratio_N: Tensor, advantages_N: Tensor, cliprange: float) -> Tensor
 
 
 KL = {
-    "k2": lambda new, other: (new - other) ** 2 / 2,
-    "k3": lambda new, other: (other - new).exp() - 1 - (other - new),
+    "k2": lambda new, other, _: (new - other) ** 2 / 2,
+    "k3": lambda new, other, _: (other - new).exp() - 1 - (other - new),
+    "k3_ratio": lambda new, other, old: (new - old).exp() * KL["k3"](new, other, old),
 }
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize("estimator", KL)
 def test_entropy_and_kl_in_the_loss_have_the_gradient_that_they_should(
     estimator: str, rollout: Rollout, compose: Compose
 ) -> None:
@@ -231,7 +232,7 @@ def test_entropy_and_kl_in_the_loss_have_the_gradient_that_they_should(
     new_N = logs_NV[torch.arange(len(ids_N)), ids_N]
     ratio_N = (new_N - flat(rollout.logprobs_BT)).exp()
     losses_N = surrogate(ratio_N, flat(targets.advantages.advantages_BT), config.cliprange)
-    kl_N = KL[estimator](new_N, flat(rollout.reference_logprobs_BT))
+    kl_N = KL[estimator](new_N, *map(flat, (rollout.reference_logprobs_BT, rollout.logprobs_BT)))
     entropy_N = -(logs_NV.exp() * logs_NV).sum(-1)
     assert_gradient(
         engine.actor.gradients[0], (losses_N + 0.7 * kl_N - 0.3 * entropy_N).mean(), actor
