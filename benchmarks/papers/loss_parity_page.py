@@ -38,7 +38,7 @@ they are. A loss is a mean over the tokens of the batch if the row says nothing 
 TAIL = """## Other by default
 
 - TRL and AgileRL multiply k3 in the loss by the differentiable ratio of policy and sampler unless
-  `use_bias_correction_kl=False`. Here `ppo.kl_estimator` names one or the other, `k3_ratio` or `k3`.
+  `use_bias_correction_kl=False`. Here `ppo.kl_estimator` is `k3_ratio` or `k3`.
 
 ## Not compared
 

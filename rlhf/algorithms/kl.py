@@ -27,9 +27,9 @@ def estimate_kl(
         k3 = exp(-d) - 1 + d      unbiased, never negative
         k3_ratio = k3 * p / p_sampled
 
-    Only the last has the gradient of KL(p || other) in a loss, because its weight p / p_sampled has
+    In a loss the last has the gradient of KL(p || other), also after updates, because its weight has
     a gradient too: https://arxiv.org/abs/2512.02556 section 3.1. ``sampled_logprobs`` are of the
-    policy that sampled, before any update; without them it is p itself, and the weight's value is 1.
+    policy that sampled; without them it is p itself, and the value of the weight is 1.
     """
     difference = logprobs - other_logprobs
     match estimator:
