@@ -27,7 +27,7 @@ def estimate_kl(
         k3 = exp(-d) - 1 + d      unbiased, never negative
         k3_ratio = k3 * p / p_sampled
 
-    In a loss the last has the gradient of KL(p || other), also after updates, because its weight has
+    In a loss the last has the gradient of KL(p || other), after updates too, since its weight has
     a gradient too: https://arxiv.org/abs/2512.02556 section 3.1. ``sampled_logprobs`` are of the
     policy that sampled; without them it is p itself, and the value of the weight is 1.
     """
