@@ -1,5 +1,7 @@
 """PPO with an advantage estimator of your own: python examples/custom_estimator.py.
 
+Its bias: python -m rlhf.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo
+
 The estimator compares each response with the median of the responses to its prompt: one lucky
 response does not lower the advantages of all others, as it does with the mean that RLOO uses.
 """
@@ -29,18 +31,24 @@ class MedianBaseline(TargetMaker):
         return Advantages(advantages_BT, returns_BT=advantages_BT)  # no critic learns the returns
 
 
-config = load_run("runs/latest")
-# An estimator without a critic, and several responses to each prompt.
-rloo = replace(
-    config.ppo, advantage_estimator=AdvantageEstimator.rloo, responses_per_prompt=RESPONSES
-)
-engine = RLHFEngine(replace(config, ppo=rloo))
-trainer = PPOTrainer(engine, rloo)
-trainer.target_maker = MedianBaseline(rloo, engine.ranks)
-prompts = ["\n\nHuman: Name a fruit.\n\nAssistant:"] * (rloo.rollout_batch_size // RESPONSES)
-rollout = trainer.generate_experience(engine.prompts(prompts))
-print("scores of the first group:", rollout.scores_B[:RESPONSES])
-targets = trainer.target_maker.make(rollout, kl_ctl=0.0)
-print("their advantages:", targets.raw.advantages_BT[:RESPONSES, 0])
-print("actor loss:", trainer.train_rlhf(rollout).actor_loss)
-engine.close()
+def main() -> None:
+    """Train one step of RLOO, with other baselines, on the models of the last run."""
+    config = load_run("runs/latest")
+    # An estimator without a critic, and several responses to each prompt.
+    rloo = replace(
+        config.ppo, advantage_estimator=AdvantageEstimator.rloo, responses_per_prompt=RESPONSES
+    )
+    engine = RLHFEngine(replace(config, ppo=rloo))
+    trainer = PPOTrainer(engine, rloo)
+    trainer.target_maker = MedianBaseline(rloo, engine.ranks)
+    prompts = ["\n\nHuman: Name a fruit.\n\nAssistant:"] * (rloo.rollout_batch_size // RESPONSES)
+    rollout = trainer.generate_experience(engine.prompts(prompts))
+    print("scores of the first group:", rollout.scores_B[:RESPONSES])
+    targets = trainer.target_maker.make(rollout, kl_ctl=0.0)
+    print("their advantages:", targets.raw.advantages_BT[:RESPONSES, 0])
+    print("actor loss:", trainer.train_rlhf(rollout).actor_loss)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -13,8 +13,16 @@ from best_of import choose_best, estimate_kl_of_best, kl_bound
 from torch import Tensor
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.enumerated import draw_logits, enumerate_answers, sample_answers, token_logprobs
 from papers.pooled import pooled
+from rlhf.gradients.enumerated import (
+    LETTERS,
+    MAX_TOKENS,
+    Answers,
+    draw_logits,
+    enumerate_answers,
+    token_logprobs,
+)
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
 POLICIES = 20  # random policies and rewards for one seed
 SCALES = (0.5, 1.0, 2.0, 3.0)  # of the logits: from flat policies to those that repeat themselves
@@ -27,6 +35,7 @@ DRAWS = 20_000  # groups of answers for one comparison of the sampler
 SAMPLED_SIZES = (2, 8)
 STANDARD_ERRORS = 3
 FEWEST = 5.0  # answers that are expected less often share one cell of the chi-square
+SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=1.0, top_k=0, top_p=1.0)
 
 
 class BestOf(NamedTuple):
@@ -126,6 +135,27 @@ def sampler_distance(logits_PV: Tensor, rewards_A: Tensor, generator: torch.Gene
     return (square - freedom) / (2 * freedom) ** 0.5
 
 
+def sample_answers(
+    logits_PV: Tensor, answers: Answers, count: int, generator: torch.Generator
+) -> Tensor:
+    """Draw ``count`` answers token by token with the rollout's sampler; return their rows in A."""
+    tokens_NT = torch.full((count, MAX_TOKENS), LETTERS)
+    prefix_N = torch.zeros(count, dtype=torch.long)
+    is_open_N = torch.ones(count, dtype=torch.bool)
+    for t in range(MAX_TOKENS):
+        draws_N = torch.rand(count, generator=generator)
+        drawn_N = draw_tokens(logits_PV[prefix_N].float(), draws_N, SAMPLING).tokens_B
+        tokens_NT[:, t] = drawn_N.where(is_open_N, LETTERS)
+        is_open_N &= drawn_N != LETTERS
+        prefix_N = (prefix_N * LETTERS + drawn_N + 1).where(is_open_N, 0)
+    place_T = (LETTERS + 1) ** torch.arange(MAX_TOKENS)
+    codes_A = (answers.tokens_AT * place_T).sum(dim=1)
+    row_of_code = torch.full(((LETTERS + 1) ** MAX_TOKENS,), -1)
+    row_of_code[codes_A] = torch.arange(len(codes_A))
+    rows_N: Tensor = row_of_code[(tokens_NT * place_T).sum(dim=1)]
+    return rows_N
+
+
 def _chi_square(counts_A: Tensor, expected_A: Tensor) -> Tensor:
     """Return the terms of the statistic; answers that are expected rarely share one of them."""
     cell_A = (1 + torch.arange(len(expected_A))).masked_fill(expected_A < FEWEST, 0)
@@ -143,12 +173,12 @@ def measure(seed: int, place: Place) -> Figures:
     answers = enumerate_answers()
     found: dict[str, list[float]] = {}
     for number in range(4 if place.is_quick else POLICIES):
-        logits_PV = draw_logits(generator, scale=SCALES[number % len(SCALES)])
+        logits_PV = SCALES[number % len(SCALES)] * draw_logits(generator, answers)
         policy_A = token_logprobs(logits_PV, answers).sum(dim=1).exp()
         rewards_A = torch.randn(len(policy_A), generator=generator)
         for name, value in compare(policy_A, rewards_A).items():
             found.setdefault(name, []).append(value)
-    logits_PV = draw_logits(generator)
+    logits_PV = draw_logits(generator, answers)
     rewards_A = torch.randn(len(answers.keep_AT), generator=generator)
     return {**found, "sampler": sampler_distance(logits_PV, rewards_A, generator)}
 

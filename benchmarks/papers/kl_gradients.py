@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
-from papers.enumerated import Answers, draw_logits, enumerate_answers, token_logprobs
 from papers.pooled import pooled
 from rlhf.algorithms.advantages import gae, token_rewards
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.ppo import policy_loss
+from rlhf.gradients.enumerated import Answers, draw_logits, enumerate_answers, token_logprobs
 
 EXACT = 1e-10  # largest difference of two gradients that are equal
 POLICIES = 20  # random pairs of policy and reference for one seed
@@ -176,7 +176,7 @@ def measure(seed: int, place: Place) -> Figures:
     answers = enumerate_answers()
     found: dict[str, list[float]] = {}
     for _ in range(2 if place.is_quick else POLICIES):
-        reference_PV, change_PV = draw_logits(generator), draw_logits(generator)
+        reference_PV, change_PV = (draw_logits(generator, answers) for _ in range(2))
         task = Task(answers, reference_PV + change_PV, reference_PV)
         measured = errors(task) | {"bias": bias(task)}
         for step in SMALL_STEPS:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.gradients.enumerated import draw_logits, enumerate_answers, token_logprobs
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -26,14 +28,13 @@ def quick_figures(load: Any, module: Any, tmp_path: Path) -> Any:
 
 
 def test_every_answer_is_listed_once_and_sampled_as_often_as_it_should(load: Any) -> None:
-    enumerated = load("enumerated")
-    answers = enumerated.enumerate_answers()
+    answers = enumerate_answers()
     assert len({tuple(row) for row in answers.tokens_AT.tolist()}) == 1 + 4 + 16 + 64
     generator = torch.Generator().manual_seed(0)
-    logits_PV = enumerated.draw_logits(generator)
-    probabilities_A = enumerated.token_logprobs(logits_PV, answers).sum(dim=1).exp()
+    logits_PV = draw_logits(generator, answers)
+    probabilities_A = token_logprobs(logits_PV, answers).sum(dim=1).exp()
     assert float(probabilities_A.sum()) == pytest.approx(1, abs=1e-12)
-    rows_N = enumerated.sample_answers(logits_PV, answers, 40_000, generator)
+    rows_N = load("best_of_n").sample_answers(logits_PV, answers, 40_000, generator)
     shares_A = torch.bincount(rows_N, minlength=85) / 40_000
     assert float((shares_A - probabilities_A).abs().max()) < 0.01
 

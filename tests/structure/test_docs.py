@@ -62,6 +62,10 @@ RUN_ELSEWHERE = {
     "python -m rlhf.chat MODEL_FOLDER": "tests/chat/test_lone_model.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
+    "python -m rlhf.gradients experiment=grpo": "tests/gradients/test_gradients.py",
+    "python -m rlhf.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo": (
+        "tests/gradients/test_gradients.py"
+    ),
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
     "python -m rlhf.replay runs/latest": "tests/test_replay.py",
     "python -m rlhf.replay RUN_DIR --phase ppo --step 37": "tests/test_replay.py",

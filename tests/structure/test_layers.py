@@ -26,6 +26,7 @@ INSTRUMENTS = {
     "compare",
     "evaluate",
     "export",
+    "gradients",
     "gpu_check",
     "jobs",
     "look",
@@ -35,7 +36,7 @@ INSTRUMENTS = {
     "runs",
     "watch",
 }
-MOST_ROOMS = 24  # folders and files that a reader of rlhf/ meets first
+MOST_ROOMS = 25  # folders and files that a reader of rlhf/ meets first
 
 # What each room may import of the others. Rooms from data to run do not import one another.
 SHARED = {"base", "config", "options"}
@@ -60,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},
     "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
+    "gradients": CORE | OPTIONS | {"jobs"},
     "launch": SHARED | {"jobs", "report", "runtime"},
     "__init__": SHARED | {"phases"},  # the public names
 }

@@ -173,14 +173,15 @@ class TargetMaker:
 
     def whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
         """Return ``x_BT`` whitened over the response tokens of all ranks."""
-        moments = self._moments_over_ranks(x_BT, keep_BT)
+        moments = self.moments_over_ranks(x_BT, keep_BT)
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
     def _moments_of_finite_scores(self, scores_B: Tensor) -> Moments:
         """Return the moments of the finite scores; a NaN would never leave the running sums."""
-        return self._moments_over_ranks(scores_B, scores_B.isfinite())
+        return self.moments_over_ranks(scores_B, scores_B.isfinite())
 
-    def _moments_over_ranks(self, x: Tensor, keep: Tensor) -> Moments:
+    def moments_over_ranks(self, x: Tensor, keep: Tensor) -> Moments:
+        """Return the moments of ``x`` where ``keep`` is True, over all ranks."""
         moments = self.ranks.reduce_metrics({"x": Moments.of(x, keep)})["x"]
         assert isinstance(moments, Moments)
         return moments

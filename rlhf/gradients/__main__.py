@@ -1,0 +1,144 @@
+"""Print the bias and the noise of a configuration's gradient, before a run.
+
+    python -m rlhf.gradients [KEY=VALUE ...]
+    python -m rlhf.gradients --own MODULE:NAME [KEY=VALUE ...]
+
+The expected gradient of the configuration's loss, with its estimators, clips and options, is
+compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
+task of a few short responses whose critic is exact. NAME is code of your own: a subclass of
+TargetMaker or PpoHook, or a surrogate, a function like those of SURROGATES. The exit code is 1 if
+a gradient points the wrong way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from rlhf.base.command import Result, build_command_parser, quieten_libraries, run_to_exit_code
+from rlhf.base.errors import ConfigError
+from rlhf.base.isolated_process import import_user_object
+from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
+from rlhf.gradients.causes import WORDS, Comparison, Verdict, examine, policies_of_updates
+from rlhf.gradients.expected import PROMPTS, Method, Step, Task
+from rlhf.jobs.completion import build_new_config
+from rlhf.jobs.launch_command import compose_job
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.run.console import build_console
+from rlhf.runtime.launch_mode import LAUNCHER
+
+WRONG_WAY = 1  # exit code
+
+
+class Sampled(NamedTuple):
+    """The gradients of sampled mini-batches, at the run's batch sizes."""
+
+    batches: int
+    noise: float
+    """Standard deviation of one mini-batch's gradient, as a share of the mean gradient's norm."""
+    bias: float
+    """Bias of the mean over the batches."""
+    bias_of_noise: float
+    """Bias that so many batches have by chance alone, about."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Examine the gradient of the configuration that the command names; return the exit code."""
+    parser = build_command_parser("rlhf.gradients", __doc__, has_json=True)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--own", action="append", default=[], metavar="MODULE:NAME")
+    parser.add_argument("--seed", type=int, default=0, help="of the random task")
+    parser.add_argument("--batches", type=int, default=200, help="mini-batches to sample")
+    options = parser.parse_intermixed_args(arguments)
+    return run_to_exit_code(lambda: _examine(options), as_json=options.json)
+
+
+def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
+    """Return the method of a configuration, with the user's own code.
+
+    Raises:
+        ConfigError: if the configuration has no PPO, or an object cannot replace a part of it.
+    """
+    if Phase.ppo not in config.phase.order:
+        raise ConfigError("phase.order has no ppo: only PPO's gradient is examined; use phase=ppo")
+    if config.environment.is_used:
+        raise ConfigError(
+            f"environment.kind={config.environment.kind}: the task has no turns; use "
+            "environment=none for this command"
+        )
+    method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
+    for each in own:
+        if inspect.isclass(each) and issubclass(each, TargetMaker):
+            method = replace(method, maker=each)
+        elif inspect.isclass(each) and issubclass(each, PpoHook):
+            method = replace(method, hook=each)
+        elif callable(each) and not inspect.isclass(each):
+            method = replace(method, surrogate=each)
+        else:
+            raise ConfigError(
+                f"--own {each!r}: must be a subclass of TargetMaker or PpoHook, or a surrogate"
+            )
+    return method
+
+
+def sample(method: Method, task: Task, *, batches: int, seed: int) -> Sampled:
+    """Return what ``batches`` sampled first updates show."""
+    step = Step(method, task, policies_of_updates(method, task)["first"])
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
+    mean, spread = found.mean(dim=0), float(found.var(dim=0).sum().sqrt())
+    noise = spread / float(step.expected_gradient().norm())
+    bias = Comparison.of(mean, step.exact_gradient().flatten()).bias
+    return Sampled(batches, noise, bias, noise / batches**0.5)
+
+
+def _examine(options: argparse.Namespace) -> Result:
+    quieten_libraries()
+    with compose_job(options.words, LAUNCHER.with_name("conf")) as job:
+        config = build_new_config(job)
+    method = build_method(config, [import_user_object("--own", each)[0] for each in options.own])
+    task, ppo = Task.draw(options.seed, method.group), method.config.ppo
+    finding = examine(method, task)
+    sampled = sample(method, task, batches=options.batches, seed=options.seed)
+    answers = len(task.answers.keep_AT)
+    content = {
+        "task": {"seed": options.seed, "prompts": PROMPTS, "answers": answers},
+        "gradients": [
+            {"update": update, "part": part, **each._asdict()}
+            for update, parts in finding.compared.items()
+            for part, each in parts.items()
+        ],
+        "sampled": {**sampled._asdict(), "responses": ppo.mini_batch_size},
+        "causes": [{"cause": name, "bias": bias} for name, bias in finding.causes.items()],
+        "verdict": finding.verdict,
+        "text": finding.text,
+    }
+    if not options.json:
+        console = build_console(is_main=True, log_every=1)
+        console.say(
+            f"{PROMPTS} prompts, {answers} answers, groups of {method.group}; bias: share of the "
+            "exact gradient that no learning rate recovers"
+        )
+        for update, parts in finding.compared.items():
+            console.say(f"{update} update on a rollout")
+            for part, each in parts.items():
+                console.say(f"  {WORDS[part]:<22} bias {each.bias:6.3f}  cosine {each.cosine:7.4f}")
+        console.say(
+            f"{sampled.batches} sampled mini-batches of {ppo.mini_batch_size}: one has a noise of "
+            f"{sampled.noise:.2f} of the gradient's norm; their mean has bias {sampled.bias:.3f}, "
+            f"by chance alone about {sampled.bias_of_noise:.3f}"
+        )
+        console.say(finding.text)
+    return Result(content, WRONG_WAY if finding.verdict is Verdict.wrong_way else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""Measure the bias of a method, find the keys that explain it, and put the result in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
+from rlhf.config.schema.ppo import LossAggregation
+from rlhf.gradients.expected import Method, Policies, Step, Task
+from rlhf.options import PpoConfig
+from rlhf.phases.ppo.targets import TargetMaker
+
+UPDATE_KL = 0.01  # nats per token that the updates of a step move the policy, without a limit
+EXACT = 1e-9  # a smaller bias is rounding
+ROUNDING = 1e-10  # a smaller gradient, beside the exact one, is rounding
+LEAST_SHARE = 0.1  # of the bias that a key must explain to be named
+
+WORDS: Mapping[str, str] = {
+    "objective": "the whole objective",
+    "score": "the score alone",
+    "kl": "the KL penalty alone",
+}
+
+
+class Verdict(StrEnum):
+    """The relation of the expected gradient to the exact one."""
+
+    unbiased = "unbiased"
+    biased = "biased"
+    wrong_way = "points the wrong way"
+
+
+class Comparison(NamedTuple):
+    """An expected gradient beside the exact one; a learning rate may scale the first."""
+
+    bias: float
+    """Share of the exact gradient's norm that no scale of the expected one recovers."""
+    cosine: float
+
+    @classmethod
+    def of(cls, gradient: Tensor, exact: Tensor) -> Comparison:
+        """Return the comparison; a gradient of 0, up to rounding, has bias 1 and cosine 0."""
+        if float(gradient.norm()) <= ROUNDING * float(exact.norm()):
+            return cls(1.0, 0.0)
+        product, square = (gradient * exact).sum(), gradient.square().sum()
+        scale = (product / square).clamp(min=0.0)
+        bias = (scale * gradient - exact).norm() / exact.norm()
+        cosine = product / (square.sqrt() * exact.norm())
+        return cls(float(bias), float(cosine))
+
+
+class Cause(NamedTuple):
+    """A key that biases the gradient on purpose, and values without the bias."""
+
+    key: str
+    why: str
+    holds: Callable[[PpoConfig], bool]
+    without: Mapping[str, object]
+
+
+def _penalises_in(*places: KlPlacement) -> Callable[[PpoConfig], bool]:
+    return lambda ppo: ppo.kl_ctl > 0 and ppo.kl_placement in places
+
+
+CAUSES = (
+    Cause(
+        "kl_estimator",
+        "in the loss its gradient is that of KL(reference || policy)",
+        lambda ppo: _penalises_in(KlPlacement.loss)(ppo) and ppo.kl_estimator == "k3",
+        {"kl_estimator": KlEstimator.k3_ratio},
+    ),
+    Cause(
+        "kl_estimator",
+        "outside of the loss only k1 has the gradient of the KL",
+        lambda ppo: not _penalises_in(KlPlacement.loss)(ppo) and ppo.kl_estimator != "k1",
+        {"kl_estimator": KlEstimator.k1},
+    ),
+    Cause(
+        "kl_placement",
+        "a token does not pay for the KL of the tokens after it",
+        _penalises_in(KlPlacement.loss, KlPlacement.advantage),
+        {"kl_placement": KlPlacement.reward, "kl_estimator": KlEstimator.k1},
+    ),
+    Cause(
+        "advantage_estimator",
+        "division by the deviation of a group weighs prompts, and depends on the response itself",
+        lambda ppo: ppo.advantage_estimator is AdvantageEstimator.grpo,
+        {"advantage_estimator": AdvantageEstimator.dr_grpo},
+    ),
+    Cause(
+        "loss_aggregation",
+        "tokens of short responses weigh more",
+        lambda ppo: ppo.loss_aggregation is LossAggregation.sequence_mean,
+        {"loss_aggregation": LossAggregation.fixed_length},
+    ),
+    Cause("gamma", "later rewards count less", lambda ppo: ppo.gamma < 1, {"gamma": 1.0}),
+    Cause(
+        "entropy_coef",
+        "the loss has the entropy too",
+        lambda ppo: ppo.entropy_coef > 0,
+        {"entropy_coef": 0.0},
+    ),
+)
+NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None}
+
+
+class Finding(NamedTuple):
+    """The comparisons of a method by update and part of the objective, and what they mean."""
+
+    compared: Mapping[str, Mapping[str, Comparison]]
+    causes: Mapping[str, float]
+    """The reasons for the bias of the first update, largest first, and what is left after each."""
+    verdict: Verdict
+    text: str
+
+
+def policies_of_updates(method: Method, task: Task) -> dict[str, Policies]:
+    """Return the policies of the first update on a rollout, and of the last if there are several.
+
+    Updates, and steps of rollout.lag, follow the method's own expected gradient.
+    """
+    ppo, lag = method.config.ppo, method.config.rollout.lag
+    start_QPV, nats = task.policy_QPV, ppo.stop_update_kl or ppo.lr_guard_kl or UPDATE_KL
+    on_policy = Policies(start_QPV, start_QPV, start_QPV)
+    direction_QPV = Step(method, task, on_policy).expected_gradient()
+    if not direction_QPV.any():
+        return {"first": on_policy}
+    if lag:
+        on_policy = on_policy._replace(sampled_QPV=task.move(start_QPV, -direction_QPV, nats * lag))
+    found = {"first": on_policy}
+    if ppo.ppo_epochs * ppo.rollout_batch_size > ppo.mini_batch_size:
+        found["last"] = on_policy._replace(current_QPV=task.move(start_QPV, direction_QPV, nats))
+    return found
+
+
+def compare(method: Method, task: Task, policies: Policies) -> Comparison:
+    """Return the method's expected gradient beside the gradient of its objective."""
+    step = Step(method, task, policies)
+    return Comparison.of(step.expected_gradient(), step.exact_gradient())
+
+
+def split_objective(method: Method, task: Task) -> dict[str, tuple[Method, Task]]:
+    """Return method and task for the whole objective, the score alone and the KL penalty alone."""
+    found = {"objective": (method, task)}
+    if method.config.ppo.kl_ctl > 0:
+        plain = method.with_keys(entropy_coef=0.0)
+        unscored = task._replace(scores_QA=torch.zeros_like(task.scores_QA))
+        only_kl = plain.with_keys(missing_end_penalty=0.0, missing_end_score=None)
+        found |= {"score": (plain.with_keys(kl_ctl=0.0), task), "kl": (only_kl, unscored)}
+    return found
+
+
+def examine(method: Method, task: Task) -> Finding:
+    """Compare all gradients of a method, and return what they mean."""
+    updates = policies_of_updates(method, task)
+    parts = split_objective(method, task)
+    compared = {
+        update: {name: compare(*part, policies) for name, part in parts.items()}
+        for update, policies in updates.items()
+    }
+    first = compared["first"]["objective"]
+    causes = find_causes(method, task, updates["first"], first.bias)
+    wrong = [name for name, each in compared["first"].items() if each.cosine < 0]
+    verdict = Verdict.unbiased if first.bias <= EXACT else Verdict.biased
+    verdict = Verdict.wrong_way if wrong else verdict
+    text = _sentence(method, verdict, first, causes, wrong)
+    if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
+        free = compare(method.with_keys(**NO_CLIP), task, updates["last"]).bias
+        text += f" At the last update on a rollout the bias is {last.bias:.3f}, without clips "
+        text += f"{free:.3f}."
+    return Finding(compared, causes, verdict, text)
+
+
+def find_causes(method: Method, task: Task, policies: Policies, bias: float) -> dict[str, float]:
+    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left."""
+    found: dict[str, float] = {}
+    while bias > EXACT:
+        biases = {
+            name: (compare(other, task, with_policies).bias, other, with_policies)
+            for name, (other, with_policies) in _variants(method, policies).items()
+        }
+        name = min(biases, key=lambda each: biases[each][0], default="")
+        if not name or biases[name][0] > (1 - LEAST_SHARE) * bias:
+            break
+        bias, method, policies = biases[name]
+        found[name] = bias
+    return found
+
+
+def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Policies]]:
+    """Return the method without each of its reasons for a bias, by the reason."""
+    ppo = method.config.ppo
+    found: dict[str, tuple[Method, Policies]] = {}
+    for cause in CAUSES:
+        if cause.holds(ppo):
+            words = f"ppo.{cause.key}={getattr(ppo, cause.key)}: {cause.why}"
+            found[words] = (method.with_keys(**cause.without), policies)
+    if policies.sampled_QPV is not policies.start_QPV:
+        words = f"rollout.lag={method.config.rollout.lag}: an older policy sampled"
+        found[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
+    if own := own_names(method):
+        plain = replace(method, maker=TargetMaker, surrogate=None, hook=None)
+        found[f"{' and '.join(own)}, your own code"] = (plain, policies)
+    return found
+
+
+def own_names(method: Method) -> list[str]:
+    """Return the names of the user's own code."""
+    own = [method.hook, method.surrogate, None if method.maker is TargetMaker else method.maker]
+    return [getattr(each, "__name__", repr(each)) for each in own if each is not None]
+
+
+def _sentence(
+    method: Method,
+    verdict: Verdict,
+    first: Comparison,
+    causes: Mapping[str, float],
+    wrong: list[str],
+) -> str:
+    if verdict is Verdict.unbiased:
+        return "Unbiased: the expected gradient is that of the objective."
+    if verdict is Verdict.wrong_way:
+        what = " and ".join(WORDS[each] for each in wrong)
+        where = " and ".join(own_names(method)) or "the loss"
+        return f"The gradient of {what} points the wrong way: a sign error in {where}?"
+    listed = "; ".join(f"{each} (without it {bias:.3f})" for each, bias in causes.items())
+    left = min(causes.values(), default=first.bias)
+    unknown = f"No key explains {left:.3f} of it." if left > EXACT else ""
+    purpose = " on purpose" if causes and not unknown and not own_names(method) else ""
+    because = f" because of {listed}" if causes else ""
+    return " ".join(filter(None, (f"Biased by {first.bias:.3f}{purpose}{because}.", unknown)))

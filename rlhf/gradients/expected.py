@@ -1,0 +1,268 @@
+"""The expected gradient of PPO's loss and the exact gradient of its objective, on a tiny task.
+
+Nothing of the loss is written again here: ``TargetMaker`` turns scores into advantages, hooks of
+options change it, and ``Objective`` computes the loss, as in ``PPOTrainer``. An expectation is the
+gradient of one batch in which all answers stand with their probabilities as weights; statistics
+over a batch, such as the deviation that whitening divides by, then are those of a large batch.
+
+Shapes: as in ``enumerated``; T of a batch is that of its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import comb
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.advantages import reinforce_pp_advantages
+from rlhf.base.errors import ConfigError
+from rlhf.base.metrics import Moments
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
+from rlhf.config.schema.ppo import COMPARING
+from rlhf.config.schema.run import RunConfig
+from rlhf.gradients.enumerated import (
+    Answers,
+    Rows,
+    draw_groups,
+    draw_logits,
+    enumerate_groups,
+    smaller_tasks,
+    token_logprobs,
+)
+from rlhf.phases.ppo.hooks import PpoHook, build_hooks
+from rlhf.phases.ppo.logprob_reuse import LogprobReuse
+from rlhf.phases.ppo.loop import Objective
+from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, Surrogate
+from rlhf.phases.ppo.targets import TargetMaker, Targets
+from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
+
+PROMPTS = 3
+MOST_ROWS = 4000  # of a prompt, in all groups of a task that is not the smallest
+LARGEST_GROUP = 64
+DISTANCE = 0.5  # of the policy's logits from the reference's, as a share of their own deviation
+
+
+class Task(NamedTuple):
+    """A policy and a reference, by their logits, and the scores of all answers."""
+
+    answers: Answers
+    policy_QPV: Tensor
+    reference_QPV: Tensor
+    scores_QA: Tensor
+
+    @classmethod
+    def draw(cls, seed: int, group: int) -> Self:
+        """Return a random task whose groups of ``group`` answers can be listed.
+
+        Raises:
+            ConfigError: if the group is too large.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        if group > LARGEST_GROUP:
+            raise ConfigError(
+                f"ppo.responses_per_prompt={group}: for this command, must be at most "
+                f"{LARGEST_GROUP}: all groups are listed, and larger ones have less bias"
+            )
+        for answers in smaller_tasks():
+            if comb(len(answers.keep_AT) + group - 1, group) * group <= MOST_ROWS:
+                break
+        reference_QPV, change_QPV = (draw_logits(generator, answers, PROMPTS) for _ in range(2))
+        shape = (PROMPTS, len(answers.keep_AT))
+        scores_QA = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return cls(answers, reference_QPV + DISTANCE * change_QPV, reference_QPV, scores_QA)
+
+    def logprobs(self, logits_QPV: Tensor) -> Tensor:
+        """Return the log-probabilities (Q, A, T) of all tokens under a policy."""
+        return token_logprobs(logits_QPV, self.answers)
+
+    def gradient_of_objective(
+        self, logits_QPV: Tensor, scores_QA: Tensor, *, kl_ctl: float
+    ) -> Tensor:
+        """Return the gradient (Q, P, V) of E[score] - kl_ctl * KL, the mean over prompts."""
+        at_QPV = logits_QPV.clone().requires_grad_()
+        log_QA = self.logprobs(at_QPV).sum(dim=2)
+        reference_QA = self.logprobs(self.reference_QPV).sum(dim=2)
+        values_QA = log_QA.exp() * (scores_QA - kl_ctl * (log_QA - reference_QA))
+        return torch.autograd.grad(values_QA.sum() / len(values_QA), at_QPV)[0]
+
+    def move(self, start_QPV: Tensor, direction_QPV: Tensor, nats: float) -> Tensor:
+        """Return the logits in a direction whose mean KL(start || logits) per token is ``nats``.
+
+        The direction is followed until there, at most to logits of a hundred times its length.
+        """
+        start_QAT = self.logprobs(start_QPV)
+        reach_QA = start_QAT.sum(dim=2).exp()
+        tokens = (reach_QA * self.answers.keep_AT.sum(dim=1)).sum()
+
+        def kl(step: float) -> float:
+            moved_QAT = self.logprobs(start_QPV + step * direction_QPV)
+            return float(((start_QAT - moved_QAT).sum(dim=2) * reach_QA).sum() / tokens)
+
+        low, high = 0.0, 100.0 / float(direction_QPV.norm())
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if kl(middle) < nats else (low, middle)
+        return start_QPV + low * direction_QPV
+
+
+class Policies(NamedTuple):
+    """The logits (Q, P, V) of the policies that meet in an update."""
+
+    sampled_QPV: Tensor  # chose the answers
+    start_QPV: Tensor  # of the step, before its first update
+    current_QPV: Tensor  # learns
+
+
+@dataclass(frozen=True)
+class Method:
+    """A configuration's way from scores to gradients, and code that replaces a part of it."""
+
+    config: RunConfig
+    maker: type[TargetMaker] = TargetMaker
+    surrogate: Surrogate | None = None
+    hook: type[PpoHook] | None = None
+
+    def with_keys(self, **keys: Any) -> Method:
+        """Return the method with other values of the group ``ppo``."""
+        return replace(self, config=replace(self.config, ppo=replace(self.config.ppo, **keys)))
+
+    @property
+    def group(self) -> int:
+        """Return how many responses the estimator compares; 1: none."""
+        ppo = self.config.ppo
+        return ppo.responses_per_prompt if ppo.advantage_estimator in COMPARING else 1
+
+    @cached_property
+    def hooks(self) -> Sequence[PpoHook]:
+        """Return the hooks of options, and the user's hook."""
+        own = [] if self.hook is None else [self.hook(self.config)]
+        return [*build_hooks(self.config), *own]
+
+    def make_targets(self, rollout: Rollout, weights_B: Tensor) -> Targets:
+        """Return rewards and advantages; statistics over the batch count each row by its weight."""
+        maker = self.maker(self.config.ppo, Ranks(), {}, self.hooks)
+
+        def weighted_moments(x: Tensor, keep: Tensor) -> Moments:
+            weights = keep * (weights_B if x.dim() == 1 else weights_B[:, None])
+            kept = x.masked_fill(~keep, 0.0)
+            return Moments((weights * kept).sum(), (weights * kept**2).sum(), weights.sum())
+
+        maker.moments_over_ranks = weighted_moments  # type: ignore[method-assign]
+        maker.update_moments(rollout)
+        return maker.make(rollout, kl_ctl=self.config.ppo.kl_ctl)
+
+
+class Step:
+    """A step of PPO on a task: the rollout of one policy, and the gradient at another."""
+
+    def __init__(self, method: Method, task: Task, policies: Policies) -> None:
+        self.method, self.task, self.policies = method, task, policies
+        self.sampled_QAT = task.logprobs(policies.sampled_QPV)
+        self.start_QAT = task.logprobs(policies.start_QPV)
+        self.reference_QAT = task.logprobs(task.reference_QPV)
+        shape = (len(self.sampled_QAT), task.answers.logits_shape[0])
+        self.values_QP = torch.zeros(shape, dtype=torch.float64)
+        self.rows = enumerate_groups(self.sampled_QAT.sum(dim=2), method.group)
+        targets = method.make_targets(self._rollout(self.rows), self.rows.weights_B)
+        self.values_QP = self._exact_values(targets)
+        self.scores_QA = torch.zeros_like(task.scores_QA)  # as scaled and clipped
+        self.scores_QA[self.rows.prompt_B, self.rows.answer_B] = targets.scores_B
+
+    def exact_gradient(self) -> Tensor:
+        """Return the gradient of the objective, with the scores that the rewards are made of."""
+        at_QPV, kl_ctl = self.policies.current_QPV, self.method.config.ppo.kl_ctl
+        return self.task.gradient_of_objective(at_QPV, self.scores_QA, kl_ctl=kl_ctl)
+
+    def expected_gradient(self) -> Tensor:
+        """Return the expected direction of an update: minus the gradient of the loss."""
+        return self._gradient(self.rows, range(len(self.rows.weights_B)))
+
+    def sampled_gradient(self, generator: torch.Generator) -> Tensor:
+        """Return the direction of an update by one mini-batch of a sampled rollout."""
+        ppo, size = self.method.config.ppo, self.method.group
+        logs_QA, groups = self.sampled_QAT.sum(dim=2), ppo.rollout_batch_size // size
+        rows = draw_groups(logs_QA, size, groups=groups, generator=generator)
+        order = torch.randperm(len(rows.weights_B), generator=generator)
+        return self._gradient(rows, order[: ppo.mini_batch_size].tolist())
+
+    def _gradient(self, rows: Rows, chosen: Sequence[int]) -> Tensor:
+        method, config = self.method, self.method.config
+        rollout = self._rollout(rows)
+        targets = method.make_targets(rollout, rows.weights_B)
+        surrogate = method.surrogate or SURROGATES[config.ppo.surrogate]
+        for hook in method.hooks:
+            surrogate = hook.change_surrogate(surrogate, rollout)
+        if len(chosen) < len(rows.weights_B):
+            rows, rollout = take_rows(rows, [*chosen]), take_rows(rollout, [*chosen])
+            targets = targets._replace(advantages=take_rows(targets.advantages, [*chosen]))
+        at_QPV = self.policies.current_QPV.clone().requires_grad_()
+        batch = MicroBatch(
+            WholeSequences(rollout.prompts, rollout.responses),
+            rollout.logprobs_BT,
+            rollout.reference_logprobs_BT,
+            rollout.values_BT,
+            *targets.advantages,
+        )
+        weights_B1, keep_BT = rows.weights_B[:, None], batch.keep_BT
+        mean = Aggregation.build_for_mini_batch(
+            config.ppo, keep_BT * weights_B1, Ranks(), max_tokens=keep_BT.shape[1]
+        )
+        weighed = mean._replace(total=lambda x_BT, keep: mean.total(x_BT * weights_B1, keep))
+        objective = Objective(
+            config.ppo, surrogate, config.ppo.kl_ctl, weighed, measures_mismatch=False
+        )
+        loss, _ = objective.actor_loss(self._run_policy(at_QPV, rows, keep_BT), batch)
+        return -torch.autograd.grad(loss, at_QPV)[0]
+
+    def _run_policy(self, logits_QPV: Tensor, rows: Rows, keep_BT: Tensor) -> ResponseLogprobs:
+        logs_QPV = logits_QPV.log_softmax(dim=-1)
+        entropy_QP = -(logs_QPV.exp() * logs_QPV).sum(dim=-1)
+        prefix_BT = self.task.answers.prefix_AT[rows.answer_B]
+        logprobs_BT = self.task.logprobs(logits_QPV)[rows.prompt_B, rows.answer_B]
+        entropy_BT = entropy_QP[rows.prompt_B[:, None], prefix_BT].masked_fill(~keep_BT, 0.0)
+        return ResponseLogprobs(logprobs_BT, entropy_BT)
+
+    def _rollout(self, rows: Rows) -> Rollout:
+        """Return the rows as a scored rollout, with the values of the exact critic."""
+        answers, config, (prompt_B, answer_B, _) = self.task.answers, self.method.config, rows
+        size = len(prompt_B)
+        keep_BT, place = answers.keep_AT[answer_B], (prompt_B, answer_B)
+        ids_B1 = torch.zeros((size, 1), dtype=torch.long)
+        prompts = PromptBatch(ids_B1, ids_B1 == 0, torch.zeros(keep_BT.shape), [""] * size, step=1)
+        responses = Responses(
+            answers.tokens_AT[answer_B],
+            keep_BT,
+            answers.ended_A[answer_B],
+            self.sampled_QAT[place],
+        )
+        reuses = LogprobReuse(config.rollout, config.ppo, self.method.hooks).can_reuse(responses)
+        prefix_BT = answers.prefix_AT[answer_B]
+        return Rollout(
+            prompts,
+            responses,
+            (self.sampled_QAT if reuses else self.start_QAT)[place],
+            self.reference_QAT[place],
+            self.values_QP[prompt_B[:, None], prefix_BT].masked_fill(~keep_BT, 0.0),
+            self.task.scores_QA[place],
+            last_values_B=torch.zeros(size, dtype=torch.float64),
+            reuses_logprobs=reuses,
+            policy_age=config.rollout.lag,
+        )
+
+    def _exact_values(self, targets: Targets) -> Tensor:
+        """Return the expected return (Q, P) after each prefix under the policy that samples."""
+        answers, (prompt_B, answer_B, weights_B) = self.task.answers, self.rows
+        keep_BT, gamma = answers.keep_AT[answer_B], self.method.config.ppo.gamma
+        rewards_BT = targets.scaled_rewards_BT
+        returns_BT = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=gamma).advantages_BT
+        prompt_BT, weights_BT = (x[:, None].expand_as(keep_BT) for x in (prompt_B, weights_B))
+        place = (prompt_BT[keep_BT], answers.prefix_AT[answer_B][keep_BT])
+        empty_QP, of_BT = torch.zeros_like(self.values_QP), weights_BT * returns_BT
+        sums_QP = empty_QP.index_put(place, of_BT[keep_BT], accumulate=True)
+        return sums_QP / empty_QP.index_put(place, weights_BT[keep_BT], accumulate=True)

@@ -1,0 +1,202 @@
+"""rlhf.gradients: expected gradients of whole configurations beside the exact one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf.algorithms.ppo import policy_loss
+from rlhf.base.errors import ConfigError
+from rlhf.base.types import Rollout
+from rlhf.config.freeze import to_run_config
+from rlhf.gradients.__main__ import build_method, main
+from rlhf.gradients.causes import Comparison, Verdict, compare, examine, policies_of_updates
+from rlhf.gradients.enumerated import draw_groups, enumerate_answers, enumerate_groups
+from rlhf.gradients.expected import Method, Step, Task
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from tests.conftest import Compose
+from tests.documents import read_document
+from tests.runs import ROOT
+
+EXACT = 1e-10
+
+
+def flipped_loss(inputs: Any, config: Any, total: Any, /) -> Any:
+    """PPO's loss with the wrong sign."""
+    flipped = inputs._replace(advantages_BT=-inputs.advantages_BT)
+    return policy_loss(*flipped, cliprange=config.cliprange, total=total), {}
+
+
+class PaidForKl(TargetMaker):
+    """Targets in which the KL earns a reward."""
+
+    def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
+        return super().make(rollout, kl_ctl=-kl_ctl)
+
+
+class HalfOfTheTokens(PpoHook):
+    """A hook whose first tokens count double."""
+
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
+        def weigh(_: TargetMaker, targets: Targets, __: Rollout) -> Targets:
+            weights_T = torch.tensor([2.0, *[1.0] * (targets.kl_BT.shape[1] - 1)])
+            used = targets.advantages
+            used = used._replace(advantages_BT=used.advantages_BT * weights_T)
+            return targets._replace(advantages=used)
+
+        return {**steps, "weigh": weigh}
+
+
+GROUPS = "ppo.responses_per_prompt=4 ppo.advantage_estimator="
+CONFIGURATIONS: dict[str, tuple[str, list[object], Verdict, list[str]]] = {
+    "the default run": ("", [], Verdict.unbiased, []),
+    "RLOO": (f"{GROUPS}rloo", [], Verdict.unbiased, []),
+    "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp", [], Verdict.unbiased, []),
+    "GRPO": (
+        "experiment=grpo",
+        [],
+        Verdict.biased,
+        ["on purpose", "ppo.loss_aggregation", "ppo.advantage_estimator", "ppo.kl_placement=loss"],
+    ),
+    "Dr. GRPO": ("ppo=dr_grpo", [], Verdict.unbiased, []),
+    "a KL in the loss": (
+        "ppo.kl_placement=loss ppo.kl_estimator=k3",
+        [],
+        Verdict.biased,
+        ["ppo.kl_placement=loss: a token does not pay", "(without it 0.000)"],
+    ),
+    "an older policy": (
+        "rollout.lag=2 ppo.gamma=0.9",
+        [],
+        Verdict.biased,
+        ["rollout.lag=2: an older policy sampled", "ppo.gamma=0.9: later rewards"],
+    ),
+    "CISPO": ("ppo.surrogate=cispo", [], Verdict.unbiased, []),
+    "a sign error": ("", [flipped_loss], Verdict.wrong_way, ["sign error in flipped_loss?"]),
+    "a sign error of the KL": (
+        "",
+        [PaidForKl],
+        Verdict.wrong_way,
+        ["gradient of the KL penalty alone points", "sign error in PaidForKl?"],
+    ),
+    "a hook": ("", [HalfOfTheTokens], Verdict.biased, ["HalfOfTheTokens, your own code"]),
+}
+
+
+def method_of(compose: Compose, words: str, own: list[object]) -> Method:
+    return build_method(to_run_config(compose(words.split())), own)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_verdict_on_a_configuration(name: str, compose: Compose) -> None:
+    words, own, verdict, texts = CONFIGURATIONS[name]
+    method = method_of(compose, words, own)
+    found = examine(method, Task.draw(0, method.group))
+    assert found.verdict == verdict, found.text
+    for text in texts:
+        assert text in found.text
+    if verdict is Verdict.unbiased:
+        assert max(each.bias for each in found.compared["first"].values()) < EXACT
+        assert not found.causes
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_ratio"])
+def test_in_the_loss_only_k3_ratio_has_the_gradient_of_the_kl(
+    estimator: str, compose: Compose
+) -> None:
+    """Of answers of one token, after updates too; ratios have no clip."""
+    words = f"ppo.kl_placement=loss ppo.kl_estimator={estimator} ppo.missing_end_penalty=0"
+    method = method_of(compose, words, [])
+    answers = enumerate_answers(letters=4, max_tokens=1)
+    generator = torch.Generator().manual_seed(1)
+    shape = (2, *answers.logits_shape)
+    policy, reference, moved = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    task = Task(answers, policy, reference, torch.zeros((2, 5), dtype=torch.float64))
+    policies = policies_of_updates(method, task)["last"]._replace(current_QPV=moved)
+    assert (compare(method, task, policies).bias < EXACT) == (estimator == "k3_ratio")
+
+
+@pytest.mark.parametrize("words", [f"{GROUPS}rloo", "ppo.whiten_advantages=false"])
+def test_sampled_gradients_have_the_expected_mean(words: str, compose: Compose) -> None:
+    """Without statistics of the batch, for mini-batches of any size."""
+    words += " ppo.loss_aggregation=fixed_length ppo.rollout_batch_size=64 ppo.mini_batch_size=32"
+    method = method_of(compose, words, [])
+    task = Task.draw(3, method.group)
+    step = Step(method, task, policies_of_updates(method, task)["last"])
+    generator = torch.Generator().manual_seed(3)
+    found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(80)])
+    error = float((found.var(dim=0).sum() / len(found)).sqrt())
+    distance = (found.mean(dim=0) - step.expected_gradient().flatten()).norm()
+    assert float(distance) < 1.5 * error < 0.2 * step.expected_gradient().norm()
+
+
+def test_groups_are_weighed_by_how_often_they_are_drawn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logs_QA = torch.randn((2, 3), generator=generator, dtype=torch.float64).log_softmax(dim=1)
+    rows = enumerate_groups(logs_QA, 2)
+    assert float(rows.weights_B.mean()) == pytest.approx(1)
+    drawn = draw_groups(logs_QA, 2, groups=20_000, generator=generator)
+
+    def shares(prompt_B: Tensor, answer_B: Tensor, weights_B: Tensor) -> dict[Any, float]:
+        found: dict[Any, float] = {}
+        pairs = zip(prompt_B[::2].tolist(), answer_B.view(-1, 2).tolist(), strict=True)
+        for (prompt, pair), weight in zip(pairs, weights_B[::2].tolist(), strict=True):
+            key = (prompt, *sorted(pair))
+            found[key] = found.get(key, 0.0) + weight * 2 / len(weights_B)
+        return found
+
+    listed, sampled = shares(*rows), shares(*drawn)
+    assert listed.keys() == sampled.keys()
+    assert sampled == pytest.approx(listed, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "found"),
+    [
+        ((0.0, 0.5), (0.0, 1.0)),
+        ((3.0, 4.0), (0.6, 0.8)),
+        ((0.0, -1.0), (1.0, -1.0)),
+        ((0.0, 0.0), (1.0, 0.0)),
+    ],
+)
+def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[float, float]) -> None:
+    exact = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    at = torch.tensor(gradient, dtype=torch.float64)
+    assert Comparison.of(at, exact) == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "message"),
+    [
+        ("phase=sft", [], "has no ppo"),
+        ("experiment=number_guessing", [], "environment.kind=.*: the task has no turns"),
+        ("", [Task], "must be a subclass of TargetMaker or PpoHook"),
+    ],
+)
+def test_refusals(words: str, own: list[object], message: str, compose: Compose) -> None:
+    with pytest.raises(ConfigError, match=message):
+        method_of(compose, words, own)
+    with pytest.raises(ConfigError, match="responses_per_prompt=65: for this command, must"):
+        Task.draw(0, 65)
+
+
+def test_the_command_with_the_example(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("sys.path", [str(ROOT)])
+    own = ["--own", "examples.custom_estimator:MedianBaseline", "experiment=rloo"]
+    assert main([*own, "--batches", "20", "--json"]) == 0
+    found = read_document("gradients", capfd.readouterr().out)
+    assert found["verdict"] == "biased"
+    assert "MedianBaseline, your own code (without it 0.000)" in found["text"]
+    assert main(["--own", f"{__name__}:flipped_loss", "--batches", "2"]) == 1
+    text = capfd.readouterr().out
+    assert "the KL penalty alone   bias  1.000  cosine -1.0000" in text
+    assert "a sign error in flipped_loss?" in text
