@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -190,7 +191,7 @@ def test_the_command_with_the_example(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.path", [str(ROOT)])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command appends this folder
     own = ["--own", "examples.custom_estimator:MedianBaseline", "experiment=rloo"]
     assert main([*own, "--batches", "20", "--json"]) == 0
     found = read_document("gradients", capfd.readouterr().out)
