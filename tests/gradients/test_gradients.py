@@ -14,8 +14,20 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.gradients.__main__ import build_method, main
-from rlhf.gradients.causes import Comparison, Verdict, compare, examine, policies_of_updates
-from rlhf.gradients.enumerated import draw_groups, enumerate_answers, enumerate_groups
+from rlhf.gradients.causes import (
+    NO_CLIP,
+    Comparison,
+    Verdict,
+    compare,
+    examine,
+    policies_of_updates,
+)
+from rlhf.gradients.enumerated import (
+    draw_groups,
+    draw_logits,
+    enumerate_answers,
+    enumerate_groups,
+)
 from rlhf.gradients.expected import Method, Step, Task
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
@@ -105,6 +117,13 @@ def test_the_verdict_on_a_configuration(name: str, compose: Compose) -> None:
         assert not found.causes
 
 
+def one_token_task(*, scored: bool) -> Task:
+    answers, generator = enumerate_answers(letters=4, max_tokens=1), torch.Generator()
+    policy, reference = (draw_logits(generator.manual_seed(n), answers, 2) for n in range(2))
+    scores = torch.randn((2, 5), generator=generator, dtype=torch.float64)
+    return Task(answers, policy, reference, scores * scored)
+
+
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_ratio"])
 def test_in_the_loss_only_k3_ratio_has_the_gradient_of_the_kl(
     estimator: str, compose: Compose
@@ -112,29 +131,74 @@ def test_in_the_loss_only_k3_ratio_has_the_gradient_of_the_kl(
     """Of answers of one token, after updates too; ratios have no clip."""
     words = f"ppo.kl_placement=loss ppo.kl_estimator={estimator} ppo.missing_end_penalty=0"
     method = method_of(compose, words, [])
-    answers = enumerate_answers(letters=4, max_tokens=1)
-    generator = torch.Generator().manual_seed(1)
-    shape = (2, *answers.logits_shape)
-    policy, reference, moved = (
-        torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
-    task = Task(answers, policy, reference, torch.zeros((2, 5), dtype=torch.float64))
+    task = one_token_task(scored=False)
+    moved = draw_logits(torch.Generator().manual_seed(2), task.answers, 2)
     policies = policies_of_updates(method, task)["last"]._replace(current_QPV=moved)
     assert (compare(method, task, policies).bias < EXACT) == (estimator == "k3_ratio")
 
 
-@pytest.mark.parametrize("words", [f"{GROUPS}rloo", "ppo.whiten_advantages=false"])
-def test_sampled_gradients_have_the_expected_mean(words: str, compose: Compose) -> None:
-    """Without statistics of the batch, for mini-batches of any size."""
-    words += " ppo.loss_aggregation=fixed_length ppo.rollout_batch_size=64 ppo.mini_batch_size=32"
-    method = method_of(compose, words, [])
-    task = Task.draw(3, method.group)
+@pytest.mark.parametrize(
+    ("words", "own"), [("ppo.entropy_coef=0.1", []), ("", [PaidForKl])], ids=["entropy", "KL"]
+)
+def test_a_bias_of_one_part_is_not_found_in_another(
+    words: str, own: list[object], compose: Compose
+) -> None:
+    found = examine(method_of(compose, words, own), Task.draw(0, 1)).compared["first"]
+    assert found["score"].bias < EXACT < found["objective"].bias
+    assert (found["kl"].bias < EXACT) == (not own)
+
+
+def test_the_ratio_to_an_older_policy_corrects_single_tokens(compose: Compose) -> None:
+    method = method_of(compose, "rollout.lag=2 ppo.kl_ctl=0", []).with_keys(**NO_CLIP)
+    task = one_token_task(scored=True)
+    assert compare(method, task, policies_of_updates(method, task)["first"]).bias < EXACT
+
+
+def test_the_policies_of_the_updates(compose: Compose) -> None:
+    """An older policy is worse, and the last update learns from a better one, so far away."""
+    method = method_of(compose, "rollout.lag=3 ppo.lr_guard_kl=0.002 ppo.kl_ctl=0", [])
+    task = Task.draw(0, 1)
+    sampled, start, last = policies_of_updates(method, task)["last"]
+    chances = [task.logprobs(each).sum(dim=2).exp() for each in (sampled, start, last)]
+    clipped_QA = task.scores_QA - 1.0 * ~task.answers.ended_A
+    worst, middle, best = (float((each * clipped_QA).sum()) for each in chances)
+    assert worst < middle < best
+    for near, nats in ((last, 0.002), (sampled, 0.006)):
+        apart_QA = (task.logprobs(start) - task.logprobs(near)).sum(dim=2)
+        tokens = (chances[1] * task.answers.keep_AT.sum(dim=1)).sum()
+        assert float((chances[1] * apart_QA).sum() / tokens) == pytest.approx(nats, rel=1e-6)
+
+
+def sampled_gradients(method: Method, task: Task) -> tuple[Step, Tensor]:
     step = Step(method, task, policies_of_updates(method, task)["last"])
     generator = torch.Generator().manual_seed(3)
-    found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(80)])
+    found = [step.sampled_gradient(generator).flatten() for _ in range(80)]
+    return step, torch.stack(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{GROUPS}rloo ppo.loss_aggregation=fixed_length",
+        "ppo.whiten_advantages=false",
+        "ppo.advantage_estimator=reinforce_pp",
+    ],
+)
+def test_sampled_gradients_have_the_expected_mean(words: str, compose: Compose) -> None:
+    words += " ppo.rollout_batch_size=64 ppo.mini_batch_size=32"
+    method = method_of(compose, words, [])
+    step, found = sampled_gradients(method, Task.draw(3, method.group))
     error = float((found.var(dim=0).sum() / len(found)).sqrt())
     distance = (found.mean(dim=0) - step.expected_gradient().flatten()).norm()
     assert float(distance) < 1.5 * error < 0.2 * step.expected_gradient().norm()
+
+
+def test_a_quarter_of_the_responses_has_twice_the_noise(compose: Compose) -> None:
+    task, noise = Task.draw(3, 1), []
+    for size in (8, 32):
+        method = method_of(compose, f"ppo.rollout_batch_size=32 ppo.mini_batch_size={size}", [])
+        noise.append(float(sampled_gradients(method, task)[1].var(dim=0).sum().sqrt()))
+    assert noise[0] / noise[1] == pytest.approx(2, rel=0.2)
 
 
 def test_groups_are_weighed_by_how_often_they_are_drawn() -> None:
