@@ -17,10 +17,10 @@ from papers.pooled import pooled
 from rlhf.gradients.enumerated import (
     LETTERS,
     MAX_TOKENS,
-    Answers,
+    AnswerTable,
+    answer_logprobs,
     draw_logits,
     enumerate_answers,
-    token_logprobs,
 )
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
@@ -117,10 +117,10 @@ def compare(policy_A: Tensor, rewards_A: Tensor) -> dict[str, float]:
 def sampler_distance(logits_PV: Tensor, rewards_A: Tensor, generator: torch.Generator) -> float:
     """Return how many standard errors the chi-square of sampled best answers is from its mean.
 
-    Answers are drawn by the rollout's sampler and chosen by ``choose_best``, with and without ties.
+    AnswerTable are drawn by the rollout's sampler and chosen by ``choose_best``, with and without ties.
     """
     answers = enumerate_answers()
-    policy_A = token_logprobs(logits_PV, answers).sum(dim=1).exp()
+    policy_A = answer_logprobs(logits_PV, answers).sum(dim=1).exp()
     order_A = rewards_A.argsort().argsort()
     square = freedom = 0.0
     for n in SAMPLED_SIZES:
@@ -136,7 +136,7 @@ def sampler_distance(logits_PV: Tensor, rewards_A: Tensor, generator: torch.Gene
 
 
 def sample_answers(
-    logits_PV: Tensor, answers: Answers, count: int, generator: torch.Generator
+    logits_PV: Tensor, answers: AnswerTable, count: int, generator: torch.Generator
 ) -> Tensor:
     """Draw ``count`` answers token by token with the rollout's sampler; return their rows in A."""
     tokens_NT = torch.full((count, MAX_TOKENS), LETTERS)
@@ -174,7 +174,7 @@ def measure(seed: int, place: Place) -> Figures:
     found: dict[str, list[float]] = {}
     for number in range(4 if place.is_quick else POLICIES):
         logits_PV = SCALES[number % len(SCALES)] * draw_logits(generator, answers)
-        policy_A = token_logprobs(logits_PV, answers).sum(dim=1).exp()
+        policy_A = answer_logprobs(logits_PV, answers).sum(dim=1).exp()
         rewards_A = torch.randn(len(policy_A), generator=generator)
         for name, value in compare(policy_A, rewards_A).items():
             found.setdefault(name, []).append(value)

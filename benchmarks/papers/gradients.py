@@ -9,7 +9,7 @@ Shapes: A = answers, T = tokens of an answer, B = rows of a comparison, P = pref
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ from papers.pooled import pooled
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.causes import NO_CLIP, Comparison, policies_of_updates, split_objective
-from rlhf.gradients.enumerated import Answers, draw_logits, enumerate_groups, token_logprobs
-from rlhf.gradients.expected import Method, Step, Task
+from rlhf.gradients.causes import NO_CLIP, GradientMatch, policies_of_updates, split_objective
+from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits, enumerate_groups
+from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy, RolloutCorrection
@@ -200,37 +200,37 @@ def method_of(config: RunConfig, row: Row) -> Method:
     return Method(replace(config, ppo=ppo, rollout=replace(config.rollout, lag=row.lag)))
 
 
-def measure_row(method: Method, task: Task, seed: int, *, batches: int) -> dict[str, float]:
+def measure_row(method: Method, task: TinyTask, seed: int, *, batches: int) -> dict[str, float]:
     """Return the figures of ``COLUMNS``."""
     updates = policies_of_updates(method, task)
-    step = Step(method, task, updates["first"])
+    step = TinyStep(method, task, updates["first"])
     expected, exact = step.expected_gradient(), step.exact_gradient()
-    first = Comparison.of(expected, exact)
-    last = Step(method, task, updates.get("last", updates["first"]))
+    first = GradientMatch.of(expected, exact)
+    last = TinyStep(method, task, updates.get("last", updates["first"]))
     parts = split_objective(method, task)
-    kl = Step(*parts.get("kl", parts["objective"]), updates["first"])
+    kl = TinyStep(*parts.get("kl", parts["objective"]), updates["first"])
     generator = torch.Generator().manual_seed(seed)
     found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
     along = (found - expected.flatten()) @ (exact / exact.norm()).flatten()
     noise = float(found.var(dim=0).sum().sqrt()) * (ROWS / AT_SAMPLES) ** 0.5
     return {
         "bias": first.bias,
-        "kl_bias": Comparison.of(kl.expected_gradient(), kl.exact_gradient()).bias,
+        "kl_bias": GradientMatch.of(kl.expected_gradient(), kl.exact_gradient()).bias,
         "cosine": first.cosine,
         "noise": noise / max(float(expected.norm()), 1e-300),
-        "last_bias": Comparison.of(last.expected_gradient(), last.exact_gradient()).bias,
+        "last_bias": GradientMatch.of(last.expected_gradient(), last.exact_gradient()).bias,
         "deviation": float(along.mean() / (along.std() / batches**0.5).clamp(min=1e-300)),
     }
 
 
-def equal_kl_gradients(config: RunConfig, task: Task) -> float:
+def equal_kl_gradients(config: RunConfig, task: TinyTask) -> float:
     """Return the largest difference of the three gradients of ``EQUAL``, as a share of the norm."""
     found = []
     for placement, estimator in (("loss", "k3_ratio"), ("loss", "k2"), ("advantage", "k1")):
         keys = {"whiten_advantages": False, **_kl(placement, estimator).keys}
         method, unscored = split_objective(Method(config).with_keys(**keys), task)["kl"]
         policies = policies_of_updates(method, unscored)["first"]
-        found.append(Step(method, unscored, policies).expected_gradient())
+        found.append(TinyStep(method, unscored, policies).expected_gradient())
     return max(float((each - found[0]).norm() / found[0].norm()) for each in found[1:])
 
 
@@ -259,7 +259,7 @@ PEER_ADVANTAGES = {
 }
 
 
-def peer_answers(vocabulary: int, tokens: int) -> Answers:
+def peer_answers(vocabulary: int, tokens: int) -> AnswerTable:
     """Return all answers of exactly so many tokens: then every mean over a batch is the same."""
     rows = torch.tensor([*product(range(vocabulary), repeat=tokens)])
     prefix_AT, first = torch.zeros_like(rows), 1
@@ -267,24 +267,24 @@ def peer_answers(vocabulary: int, tokens: int) -> Answers:
         place_T = vocabulary ** torch.arange(t).flip(0)
         prefix_AT[:, t] = first + (rows[:, :t] * place_T).sum(dim=1)
         first += vocabulary**t
-    return Answers(rows, prefix_AT, torch.ones_like(rows, dtype=torch.bool), vocabulary - 1)
+    return AnswerTable(rows, prefix_AT, torch.ones_like(rows, dtype=torch.bool), vocabulary - 1)
 
 
-def peer_task(seed: int, vocabulary: int, tokens: int) -> Task:
+def peer_task(seed: int, vocabulary: int, tokens: int) -> TinyTask:
     """Return a random task of one prompt with these answers."""
     answers, generator = peer_answers(vocabulary, tokens), torch.Generator().manual_seed(seed)
     reference_QPV, change_QPV = (draw_logits(generator, answers, 1) for _ in range(2))
     shape = (1, len(answers.keep_AT))
     scores_QA = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return Task(answers, reference_QPV + 0.5 * change_QPV, reference_QPV, scores_QA)
+    return TinyTask(answers, reference_QPV + 0.5 * change_QPV, reference_QPV, scores_QA)
 
 
 def expected_sides(
-    pair: Pair, task: Task, answer_B: Tensor, weights_B: Tensor
+    pair: Pair, task: TinyTask, answer_B: Tensor, weights_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the expected directions of updates, theirs and ours, from answers with weights."""
     logits_PV = task.policy_QPV[0].clone().requires_grad_()
-    logprobs_AT = token_logprobs(logits_PV, task.answers)
+    logprobs_AT = answer_logprobs(logits_PV, task.answers)
     found = [torch.zeros_like(logits_PV), torch.zeros_like(logits_PV)]
     size = len(Inputs.draw(0).scores_B)
     for first in range(0, len(answer_B), size):
@@ -299,7 +299,7 @@ def expected_sides(
     return found[0], found[1]
 
 
-def _inputs(task: Task, answer_B: Tensor) -> Inputs:
+def _inputs(task: TinyTask, answer_B: Tensor) -> Inputs:
     """Return answers as a batch of ``loss_parity``, on-policy, with exact advantages."""
 
     def widened(x_AT: Tensor) -> Tensor:
@@ -344,7 +344,7 @@ def measure_peers(pairs: Mapping[str, Pair], seed: int) -> Iterator[tuple[str, l
         theirs_PV, ours_PV = expected_sides(pairs[name], of_task, *rows)
         at_QPV = of_task.policy_QPV
         exact_PV = of_task.gradient_of_objective(at_QPV, of_task.scores_QA, kl_ctl=kl_ctl)[0]
-        biases = [Comparison.of(each, exact_PV).bias for each in (theirs_PV, ours_PV)]
+        biases = [GradientMatch.of(each, exact_PV).bias for each in (theirs_PV, ours_PV)]
         yield name, [*biases, float((theirs_PV - ours_PV).norm() / ours_PV.norm())]
 
 
@@ -356,22 +356,27 @@ def all_rows() -> dict[str, Row]:
 def measure(seed: int, place: Place) -> Figures:
     """Return the figures of each row, of each function of another project, and the identity."""
     config = base_config()
-    found: Figures = {EQUAL: equal_kl_gradients(config, Task.draw(seed, 1))}
-    for name, row in all_rows().items():
+    found: Figures = {EQUAL: equal_kl_gradients(config, TinyTask.draw(seed, 1))}
+    for number, (name, row) in enumerate(all_rows().items()):
         method = method_of(config, row)
-        task = Task.draw(seed, method.group)
-        measured = measure_row(method, task, seed, batches=5 if place.is_quick else BATCHES)
+        task = TinyTask.draw(seed, method.group)
+        measured = measure_row(
+            method, task, 1000 * seed + number, batches=5 if place.is_quick else BATCHES
+        )
         found[name] = [measured[each] for each in COLUMNS]
     pairs = all_pairs(Wheels.fetch(place.shared / "wheels"))
     return found | dict(measure_peers(pairs, seed))
 
 
-def judge(figures: Mapping[int, Figures]) -> Verdict:
-    """Judge all rows of all seeds."""
+def judge(figures: Mapping[int, Figures], of_kl: Sequence[str] = ()) -> Verdict:
+    """Judge all rows of all seeds; in the rows ``of_kl`` the penalty alone must be biased."""
     of_rows = {name: pooled(figures, name) for name in all_rows()}
     bias = {name: each[:, COLUMNS.index("bias")] for name, each in of_rows.items()}
     wrong = [f"{name} is biased" for name in RIGHT if not float(bias[name].max()) <= EXACT]
-    wrong += [f"{name} is unbiased" for name in BIASED if not float(bias[name].min()) > LEAST_BIAS]
+    for name in BIASED:
+        kind = "kl_bias" if name in of_kl else "bias"
+        if not float(of_rows[name][:, COLUMNS.index(kind)].min()) > LEAST_BIAS:
+            wrong.append(f"{name} is unbiased")
     if not float(pooled(figures, EQUAL).max()) <= EXACT:
         wrong.append(f"not so: {EQUAL}")
     pairs = all_pairs(Wheels())
@@ -419,8 +424,11 @@ RESULT = PaperResult(
         f" their expectation and none is beyond {FARTHEST} (fair ones: 0.7 beyond 3; more than"
         " 3 in one of 200 cases, and one beyond 4.5 in one of 250). Failed: otherwise."
     ),
+    note="The first run failed the same way, with samples that all rows of a seed shared. With"
+    " kl_ctl=0.28 the whole objective's bias by k3 or k3_ratio in the loss can be below 1 %; that"
+    " of the KL alone is not, as the row beside this one asks.",
     seeds=(1, 2, 3, 4, 5),
-    minutes=2,
+    minutes=1,
     needs="the network once, for four wheels",
     measure=measure,
     judge=judge,

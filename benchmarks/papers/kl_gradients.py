@@ -17,7 +17,7 @@ from papers.pooled import pooled
 from rlhf.algorithms.advantages import gae, token_rewards
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.ppo import policy_loss
-from rlhf.gradients.enumerated import Answers, draw_logits, enumerate_answers, token_logprobs
+from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits, enumerate_answers
 
 EXACT = 1e-10  # largest difference of two gradients that are equal
 POLICIES = 20  # random pairs of policy and reference for one seed
@@ -38,20 +38,20 @@ IDENTITIES = {
 class Task(NamedTuple):
     """A policy, by its logits, and a reference."""
 
-    answers: Answers
+    answers: AnswerTable
     logits_PV: Tensor
     reference_PV: Tensor
 
     @property
     def reference_AT(self) -> Tensor:
         """Log-probability of every token under the reference."""
-        return token_logprobs(self.reference_PV, self.answers)
+        return answer_logprobs(self.reference_PV, self.answers)
 
 
 def gradient(task: Task, loss: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the gradient at the logits of ``loss``, a function of the log-probs (A, T)."""
     logits_PV = task.logits_PV.clone().requires_grad_()
-    (grad_PV,) = torch.autograd.grad(loss(token_logprobs(logits_PV, task.answers)), logits_PV)
+    (grad_PV,) = torch.autograd.grad(loss(answer_logprobs(logits_PV, task.answers)), logits_PV)
     return grad_PV
 
 
@@ -91,7 +91,7 @@ def forward_kl_by_prefix(task: Task) -> Tensor:
     The probability of a prefix, which is that of reaching it under the policy, has no gradient.
     """
     answers, reference_AT = task.answers, task.reference_AT
-    log_AT = token_logprobs(task.logits_PV, answers)
+    log_AT = answer_logprobs(task.logits_PV, answers)
     reached_PV = torch.zeros_like(task.logits_PV)  # each cell: the policy reaches the prefix
     place = (answers.prefix_AT[answers.keep_AT], answers.tokens_AT[answers.keep_AT])
     before_AT = log_AT.cumsum(dim=1) - log_AT
@@ -121,20 +121,20 @@ def kl_in_reward(task: Task, estimator: KlEstimatorName, *, gamma: float = 1.0) 
 
     With gamma 0 each token is charged its own penalty only.
     """
-    log_AT = token_logprobs(task.logits_PV, task.answers)
+    log_AT = answer_logprobs(task.logits_PV, task.answers)
     kl_AT = estimate_kl(log_AT, task.reference_AT, estimator=estimator)
     return _ppo_gradient(task, kl_AT, torch.zeros(len(kl_AT), dtype=torch.float64), gamma)
 
 
 def kl_as_score(task: Task, estimator: KlEstimatorName) -> Tensor:
     """Return the gradient of PPO's loss with the penalty of whole answers, taken off the score."""
-    log_AT = token_logprobs(task.logits_PV, task.answers)
+    log_AT = answer_logprobs(task.logits_PV, task.answers)
     kl_A1 = estimate_kl(whole(log_AT), whole(task.reference_AT), estimator=estimator)
     return _ppo_gradient(task, torch.zeros_like(log_AT), -kl_A1[:, 0], 1.0)
 
 
 def _ppo_gradient(task: Task, kl_AT: Tensor, scores_A: Tensor, gamma: float) -> Tensor:
-    old_AT, keep_AT = token_logprobs(task.logits_PV, task.answers), task.answers.keep_AT
+    old_AT, keep_AT = answer_logprobs(task.logits_PV, task.answers), task.answers.keep_AT
     rewards_AT = token_rewards(kl_AT, scores_A, keep_AT, kl_ctl=1.0)
     values_AT = torch.zeros_like(rewards_AT)
     advantages_AT, _ = gae(rewards_AT, values_AT, keep_AT, gamma=gamma, lam=1.0)

@@ -26,8 +26,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.isolated_process import import_user_object
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.causes import WORDS, Comparison, Verdict, examine, policies_of_updates
-from rlhf.gradients.expected import PROMPTS, Method, Step, Task
+from rlhf.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
+from rlhf.gradients.expected import PROMPTS, Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
@@ -38,7 +38,7 @@ from rlhf.runtime.launch_mode import LAUNCHER
 WRONG_WAY = 1  # exit code
 
 
-class Sampled(NamedTuple):
+class SampledMatch(NamedTuple):
     """The gradients of sampled mini-batches, at the run's batch sizes."""
 
     batches: int
@@ -89,15 +89,15 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
     return method
 
 
-def sample(method: Method, task: Task, *, batches: int, seed: int) -> Sampled:
+def sample(method: Method, task: TinyTask, *, batches: int, seed: int) -> SampledMatch:
     """Return what ``batches`` sampled first updates show."""
-    step = Step(method, task, policies_of_updates(method, task)["first"])
+    step = TinyStep(method, task, policies_of_updates(method, task)["first"])
     generator = torch.Generator().manual_seed(seed)
     found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
     mean, spread = found.mean(dim=0), float(found.var(dim=0).sum().sqrt())
     noise = spread / float(step.expected_gradient().norm())
-    bias = Comparison.of(mean, step.exact_gradient().flatten()).bias
-    return Sampled(batches, noise, bias, noise / batches**0.5)
+    bias = GradientMatch.of(mean, step.exact_gradient().flatten()).bias
+    return SampledMatch(batches, noise, bias, noise / batches**0.5)
 
 
 def _examine(options: argparse.Namespace) -> Result:
@@ -105,7 +105,7 @@ def _examine(options: argparse.Namespace) -> Result:
     with compose_job(options.words, LAUNCHER.with_name("conf")) as job:
         config = build_new_config(job)
     method = build_method(config, [import_user_object("--own", each)[0] for each in options.own])
-    task, ppo = Task.draw(options.seed, method.group), method.config.ppo
+    task, ppo = TinyTask.draw(options.seed, method.group), method.config.ppo
     finding = examine(method, task)
     sampled = sample(method, task, batches=options.batches, seed=options.seed)
     answers = len(task.answers.keep_AT)
@@ -137,7 +137,7 @@ def _examine(options: argparse.Namespace) -> Result:
             f"by chance alone about {sampled.bias_of_noise:.3f}"
         )
         console.say(finding.text)
-    return Result(content, WRONG_WAY if finding.verdict is Verdict.wrong_way else 0)
+    return Result(content, WRONG_WAY if finding.verdict is Direction.wrong_way else 0)
 
 
 if __name__ == "__main__":

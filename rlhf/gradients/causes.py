@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation
-from rlhf.gradients.expected import Method, Policies, Step, Task
+from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import TargetMaker
 
@@ -28,7 +28,7 @@ WORDS: Mapping[str, str] = {
 }
 
 
-class Verdict(StrEnum):
+class Direction(StrEnum):
     """The relation of the expected gradient to the exact one."""
 
     unbiased = "unbiased"
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
     wrong_way = "points the wrong way"
 
 
-class Comparison(NamedTuple):
+class GradientMatch(NamedTuple):
     """An expected gradient beside the exact one; a learning rate may scale the first."""
 
     bias: float
@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
     cosine: float
 
     @classmethod
-    def of(cls, gradient: Tensor, exact: Tensor) -> Comparison:
+    def of(cls, gradient: Tensor, exact: Tensor) -> GradientMatch:
         """Return the comparison; a gradient of 0, up to rounding, has bias 1 and cosine 0."""
         if float(gradient.norm()) <= ROUNDING * float(exact.norm()):
             return cls(1.0, 0.0)
@@ -110,17 +110,17 @@ CAUSES = (
 NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None}
 
 
-class Finding(NamedTuple):
+class GradientFinding(NamedTuple):
     """The comparisons of a method by update and part of the objective, and what they mean."""
 
-    compared: Mapping[str, Mapping[str, Comparison]]
+    compared: Mapping[str, Mapping[str, GradientMatch]]
     causes: Mapping[str, float]
     """The reasons for the bias of the first update, largest first, and what is left after each."""
-    verdict: Verdict
+    verdict: Direction
     text: str
 
 
-def policies_of_updates(method: Method, task: Task) -> dict[str, Policies]:
+def policies_of_updates(method: Method, task: TinyTask) -> dict[str, Policies]:
     """Return the policies of the first update on a rollout, and of the last if there are several.
 
     Updates, and steps of rollout.lag, follow the method's own expected gradient.
@@ -128,7 +128,7 @@ def policies_of_updates(method: Method, task: Task) -> dict[str, Policies]:
     ppo, lag = method.config.ppo, method.config.rollout.lag
     start_QPV, nats = task.policy_QPV, ppo.stop_update_kl or ppo.lr_guard_kl or UPDATE_KL
     on_policy = Policies(start_QPV, start_QPV, start_QPV)
-    direction_QPV = Step(method, task, on_policy).expected_gradient()
+    direction_QPV = TinyStep(method, task, on_policy).expected_gradient()
     if not direction_QPV.any():
         return {"first": on_policy}
     if lag:
@@ -139,13 +139,13 @@ def policies_of_updates(method: Method, task: Task) -> dict[str, Policies]:
     return found
 
 
-def compare(method: Method, task: Task, policies: Policies) -> Comparison:
+def compare(method: Method, task: TinyTask, policies: Policies) -> GradientMatch:
     """Return the method's expected gradient beside the gradient of its objective."""
-    step = Step(method, task, policies)
-    return Comparison.of(step.expected_gradient(), step.exact_gradient())
+    step = TinyStep(method, task, policies)
+    return GradientMatch.of(step.expected_gradient(), step.exact_gradient())
 
 
-def split_objective(method: Method, task: Task) -> dict[str, tuple[Method, Task]]:
+def split_objective(method: Method, task: TinyTask) -> dict[str, tuple[Method, TinyTask]]:
     """Return method and task for the whole objective, the score alone and the KL penalty alone."""
     found = {"objective": (method, task)}
     if method.config.ppo.kl_ctl > 0:
@@ -156,7 +156,7 @@ def split_objective(method: Method, task: Task) -> dict[str, tuple[Method, Task]
     return found
 
 
-def examine(method: Method, task: Task) -> Finding:
+def examine(method: Method, task: TinyTask) -> GradientFinding:
     """Compare all gradients of a method, and return what they mean."""
     updates = policies_of_updates(method, task)
     parts = split_objective(method, task)
@@ -167,17 +167,19 @@ def examine(method: Method, task: Task) -> Finding:
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
     wrong = [name for name, each in compared["first"].items() if each.cosine < 0]
-    verdict = Verdict.unbiased if first.bias <= EXACT else Verdict.biased
-    verdict = Verdict.wrong_way if wrong else verdict
+    verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
+    verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)
     if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
         free = compare(method.with_keys(**NO_CLIP), task, updates["last"]).bias
         text += f" At the last update on a rollout the bias is {last.bias:.3f}, without clips "
         text += f"{free:.3f}."
-    return Finding(compared, causes, verdict, text)
+    return GradientFinding(compared, causes, verdict, text)
 
 
-def find_causes(method: Method, task: Task, policies: Policies, bias: float) -> dict[str, float]:
+def find_causes(
+    method: Method, task: TinyTask, policies: Policies, bias: float
+) -> dict[str, float]:
     """Return the reasons for ``bias``: those whose removal leaves least first, and what is left."""
     found: dict[str, float] = {}
     while bias > EXACT:
@@ -218,14 +220,14 @@ def own_names(method: Method) -> list[str]:
 
 def _sentence(
     method: Method,
-    verdict: Verdict,
-    first: Comparison,
+    verdict: Direction,
+    first: GradientMatch,
     causes: Mapping[str, float],
     wrong: list[str],
 ) -> str:
-    if verdict is Verdict.unbiased:
+    if verdict is Direction.unbiased:
         return "Unbiased: the expected gradient is that of the objective."
-    if verdict is Verdict.wrong_way:
+    if verdict is Direction.wrong_way:
         what = " and ".join(WORDS[each] for each in wrong)
         where = " and ".join(own_names(method)) or "the loss"
         return f"The gradient of {what} points the wrong way: a sign error in {where}?"

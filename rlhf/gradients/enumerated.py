@@ -19,7 +19,7 @@ LETTERS = 4
 MAX_TOKENS = 3
 
 
-class Answers(NamedTuple):
+class AnswerTable(NamedTuple):
     """All answers of at most T tokens, the end token included, which is the last of V tokens."""
 
     tokens_AT: Tensor
@@ -38,7 +38,7 @@ class Answers(NamedTuple):
         return int(self.prefix_AT.max()) + 1, self.letters + 1
 
 
-def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> Answers:
+def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> AnswerTable:
     """Return every answer once: those with an end token, and those that the limit cuts."""
     rows: list[list[tuple[int, int]]] = []
 
@@ -54,30 +54,30 @@ def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> A
     padded = [row + [(letters, 0)] * (max_tokens - len(row)) for row in rows]
     tokens_AT, prefix_AT = torch.tensor(padded).unbind(dim=-1)
     lengths_A1 = torch.tensor([[len(row)] for row in rows])
-    return Answers(tokens_AT, prefix_AT, torch.arange(max_tokens) < lengths_A1, letters)
+    return AnswerTable(tokens_AT, prefix_AT, torch.arange(max_tokens) < lengths_A1, letters)
 
 
-def draw_logits(generator: torch.Generator, answers: Answers, *prompts: int) -> Tensor:
+def draw_logits(generator: torch.Generator, answers: AnswerTable, *prompts: int) -> Tensor:
     """Return the normally distributed logits (..., P, V) of random policies, in fp64."""
     shape = (*prompts, *answers.logits_shape)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def token_logprobs(logits_PV: Tensor, answers: Answers) -> Tensor:
+def answer_logprobs(logits_PV: Tensor, answers: AnswerTable) -> Tensor:
     """Return the log-probability (..., A, T) of every token, 0 after the end of an answer."""
     taken_AT = logits_PV.log_softmax(dim=-1)[..., answers.prefix_AT, answers.tokens_AT]
     return taken_AT.masked_fill(~answers.keep_AT, 0.0)
 
 
-class Rows(NamedTuple):
-    """Answers to prompts as rows of a batch, groups of the answers to one prompt side by side."""
+class WeightedRows(NamedTuple):
+    """Answers to prompts as rows of a batch, the answers of a group side by side."""
 
     prompt_B: Tensor
     answer_B: Tensor
     weights_B: Tensor  # probability of the row's group, times a factor that makes the mean 1
 
 
-def enumerate_groups(answer_logs_QA: Tensor, size: int) -> Rows:
+def enumerate_groups(answer_logs_QA: Tensor, size: int) -> WeightedRows:
     """Return all groups of ``size`` answers to each prompt, weighed by how likely they are.
 
     Groups that differ only in their order are one group. All prompts are equally likely.
@@ -87,7 +87,7 @@ def enumerate_groups(answer_logs_QA: Tensor, size: int) -> Rows:
     counts_GA = torch.nn.functional.one_hot(groups_GK, answers).sum(dim=1).double()
     orders_G = math.lgamma(size + 1) - torch.lgamma(counts_GA + 1).sum(dim=1)
     weights_QG = (orders_G + answer_logs_QA[:, groups_GK].sum(dim=2)).exp() * len(groups_GK)
-    return Rows(
+    return WeightedRows(
         torch.arange(prompts).repeat_interleave(groups_GK.numel()),
         groups_GK.flatten().repeat(prompts),
         weights_QG.flatten().repeat_interleave(size),
@@ -96,15 +96,15 @@ def enumerate_groups(answer_logs_QA: Tensor, size: int) -> Rows:
 
 def draw_groups(
     answer_logs_QA: Tensor, size: int, *, groups: int, generator: torch.Generator
-) -> Rows:
+) -> WeightedRows:
     """Return ``groups`` groups of sampled answers to prompts drawn at random."""
     prompt_B = torch.randint(len(answer_logs_QA), (groups,), generator=generator)
     prompt_B = prompt_B.repeat_interleave(size)
     answer_B1 = torch.multinomial(answer_logs_QA.exp()[prompt_B], 1, generator=generator)
-    return Rows(prompt_B, answer_B1[:, 0], torch.ones(len(prompt_B), dtype=torch.float64))
+    return WeightedRows(prompt_B, answer_B1[:, 0], torch.ones(len(prompt_B), dtype=torch.float64))
 
 
-def smaller_tasks() -> Iterator[Answers]:
+def smaller_tasks() -> Iterator[AnswerTable]:
     """Yield answers of ever smaller tasks, for groups of ever more answers."""
     for letters, max_tokens in ((2, 3), (2, 2), (1, 2)):
         yield enumerate_answers(letters, max_tokens)

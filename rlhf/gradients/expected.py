@@ -27,13 +27,13 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
 from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.run import RunConfig
 from rlhf.gradients.enumerated import (
-    Answers,
-    Rows,
+    AnswerTable,
+    WeightedRows,
+    answer_logprobs,
     draw_groups,
     draw_logits,
     enumerate_groups,
     smaller_tasks,
-    token_logprobs,
 )
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
@@ -48,10 +48,10 @@ LARGEST_GROUP = 64
 DISTANCE = 0.5  # of the policy's logits from the reference's, as a share of their own deviation
 
 
-class Task(NamedTuple):
+class TinyTask(NamedTuple):
     """A policy and a reference, by their logits, and the scores of all answers."""
 
-    answers: Answers
+    answers: AnswerTable
     policy_QPV: Tensor
     reference_QPV: Tensor
     scores_QA: Tensor
@@ -79,7 +79,7 @@ class Task(NamedTuple):
 
     def logprobs(self, logits_QPV: Tensor) -> Tensor:
         """Return the log-probabilities (Q, A, T) of all tokens under a policy."""
-        return token_logprobs(logits_QPV, self.answers)
+        return answer_logprobs(logits_QPV, self.answers)
 
     def gradient_of_objective(
         self, logits_QPV: Tensor, scores_QA: Tensor, *, kl_ctl: float
@@ -158,10 +158,10 @@ class Method:
         return maker.make(rollout, kl_ctl=self.config.ppo.kl_ctl)
 
 
-class Step:
+class TinyStep:
     """A step of PPO on a task: the rollout of one policy, and the gradient at another."""
 
-    def __init__(self, method: Method, task: Task, policies: Policies) -> None:
+    def __init__(self, method: Method, task: TinyTask, policies: Policies) -> None:
         self.method, self.task, self.policies = method, task, policies
         self.sampled_QAT = task.logprobs(policies.sampled_QPV)
         self.start_QAT = task.logprobs(policies.start_QPV)
@@ -191,7 +191,7 @@ class Step:
         order = torch.randperm(len(rows.weights_B), generator=generator)
         return self._gradient(rows, order[: ppo.mini_batch_size].tolist())
 
-    def _gradient(self, rows: Rows, chosen: Sequence[int]) -> Tensor:
+    def _gradient(self, rows: WeightedRows, chosen: Sequence[int]) -> Tensor:
         method, config = self.method, self.method.config
         rollout = self._rollout(rows)
         targets = method.make_targets(rollout, rows.weights_B)
@@ -220,7 +220,9 @@ class Step:
         loss, _ = objective.actor_loss(self._run_policy(at_QPV, rows, keep_BT), batch)
         return -torch.autograd.grad(loss, at_QPV)[0]
 
-    def _run_policy(self, logits_QPV: Tensor, rows: Rows, keep_BT: Tensor) -> ResponseLogprobs:
+    def _run_policy(
+        self, logits_QPV: Tensor, rows: WeightedRows, keep_BT: Tensor
+    ) -> ResponseLogprobs:
         logs_QPV = logits_QPV.log_softmax(dim=-1)
         entropy_QP = -(logs_QPV.exp() * logs_QPV).sum(dim=-1)
         prefix_BT = self.task.answers.prefix_AT[rows.answer_B]
@@ -228,7 +230,7 @@ class Step:
         entropy_BT = entropy_QP[rows.prompt_B[:, None], prefix_BT].masked_fill(~keep_BT, 0.0)
         return ResponseLogprobs(logprobs_BT, entropy_BT)
 
-    def _rollout(self, rows: Rows) -> Rollout:
+    def _rollout(self, rows: WeightedRows) -> Rollout:
         """Return the rows as a scored rollout, with the values of the exact critic."""
         answers, config, (prompt_B, answer_B, _) = self.task.answers, self.method.config, rows
         size = len(prompt_B)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.gradients.enumerated import draw_logits, enumerate_answers, token_logprobs
+from rlhf.gradients.enumerated import answer_logprobs, draw_logits, enumerate_answers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -32,7 +32,7 @@ def test_every_answer_is_listed_once_and_sampled_as_often_as_it_should(load: Any
     assert len({tuple(row) for row in answers.tokens_AT.tolist()}) == 1 + 4 + 16 + 64
     generator = torch.Generator().manual_seed(0)
     logits_PV = draw_logits(generator, answers)
-    probabilities_A = token_logprobs(logits_PV, answers).sum(dim=1).exp()
+    probabilities_A = answer_logprobs(logits_PV, answers).sum(dim=1).exp()
     assert float(probabilities_A.sum()) == pytest.approx(1, abs=1e-12)
     rows_N = load("best_of_n").sample_answers(logits_PV, answers, 40_000, generator)
     shares_A = torch.bincount(rows_N, minlength=85) / 40_000
@@ -116,3 +116,26 @@ def test_the_first_of_equal_scores_is_chosen_among_the_first_n(load: Any) -> Non
     choose_best = load("best_of_n").choose_best
     scores = [1.0, 3.0, 3.0, 9.0]
     assert [choose_best(scores, n) for n in (1, 2, 3, 4)] == [0, 1, 1, 3]
+
+
+def test_each_broken_part_of_which_gradient_is_right_fails(load: Any) -> None:
+    """From the figures that are published."""
+    module, page = load("gradients_of_kl"), load("gradients_page")
+    figures = page.read_figures(BENCHMARKS / "results" / "papers" / "gradients_of_kl.json")
+    assert page.gradients_page(figures) == page.PAGE.read_text()
+    assert module.RESULT.judge(figures).outcome == "passed"
+    columns = load("gradients").COLUMNS
+    peer = "TRL: GRPO, with k3 times the ratio in the loss, mean over tokens"
+    for name, column, value, words in (
+        ("RLOO", "bias", 1e-9, "RLOO is biased"),
+        ("RLOO", "bias", math.nan, "RLOO is biased"),
+        ("GRPO", "bias", 0.001, "GRPO is unbiased"),
+        ("k3, loss", "kl_bias", 0.001, "k3, loss is unbiased"),
+        ("RLOO", "deviation", -5.0, "sampled means do not have their expectation"),
+        (peer, "cosine", 1e-5, "differs by 1e-05"),
+    ):
+        row = list(figures[6][name])
+        row[columns.index(column)] = value
+        verdict = module.RESULT.judge({**figures, 6: {**figures[6], name: row}})
+        assert verdict.outcome == "failed", name
+        assert words in verdict.found

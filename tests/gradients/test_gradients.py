@@ -16,8 +16,8 @@ from rlhf.config.freeze import to_run_config
 from rlhf.gradients.__main__ import build_method, main
 from rlhf.gradients.causes import (
     NO_CLIP,
-    Comparison,
-    Verdict,
+    Direction,
+    GradientMatch,
     compare,
     examine,
     policies_of_updates,
@@ -28,7 +28,7 @@ from rlhf.gradients.enumerated import (
     enumerate_answers,
     enumerate_groups,
 )
-from rlhf.gradients.expected import Method, Step, Task
+from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 from tests.conftest import Compose
@@ -65,38 +65,38 @@ class HalfOfTheTokens(PpoHook):
 
 
 GROUPS = "ppo.responses_per_prompt=4 ppo.advantage_estimator="
-CONFIGURATIONS: dict[str, tuple[str, list[object], Verdict, list[str]]] = {
-    "the default run": ("", [], Verdict.unbiased, []),
-    "RLOO": (f"{GROUPS}rloo", [], Verdict.unbiased, []),
-    "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp", [], Verdict.unbiased, []),
+CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
+    "the default run": ("", [], Direction.unbiased, []),
+    "RLOO": (f"{GROUPS}rloo", [], Direction.unbiased, []),
+    "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp", [], Direction.unbiased, []),
     "GRPO": (
         "experiment=grpo",
         [],
-        Verdict.biased,
+        Direction.biased,
         ["on purpose", "ppo.loss_aggregation", "ppo.advantage_estimator", "ppo.kl_placement=loss"],
     ),
-    "Dr. GRPO": ("ppo=dr_grpo", [], Verdict.unbiased, []),
+    "Dr. GRPO": ("ppo=dr_grpo", [], Direction.unbiased, []),
     "a KL in the loss": (
         "ppo.kl_placement=loss ppo.kl_estimator=k3",
         [],
-        Verdict.biased,
+        Direction.biased,
         ["ppo.kl_placement=loss: a token does not pay", "(without it 0.000)"],
     ),
     "an older policy": (
         "rollout.lag=2 ppo.gamma=0.9",
         [],
-        Verdict.biased,
+        Direction.biased,
         ["rollout.lag=2: an older policy sampled", "ppo.gamma=0.9: later rewards"],
     ),
-    "CISPO": ("ppo.surrogate=cispo", [], Verdict.unbiased, []),
-    "a sign error": ("", [flipped_loss], Verdict.wrong_way, ["sign error in flipped_loss?"]),
+    "CISPO": ("ppo.surrogate=cispo", [], Direction.unbiased, []),
+    "a sign error": ("", [flipped_loss], Direction.wrong_way, ["sign error in flipped_loss?"]),
     "a sign error of the KL": (
         "",
         [PaidForKl],
-        Verdict.wrong_way,
+        Direction.wrong_way,
         ["gradient of the KL penalty alone points", "sign error in PaidForKl?"],
     ),
-    "a hook": ("", [HalfOfTheTokens], Verdict.biased, ["HalfOfTheTokens, your own code"]),
+    "a hook": ("", [HalfOfTheTokens], Direction.biased, ["HalfOfTheTokens, your own code"]),
 }
 
 
@@ -108,20 +108,20 @@ def method_of(compose: Compose, words: str, own: list[object]) -> Method:
 def test_the_verdict_on_a_configuration(name: str, compose: Compose) -> None:
     words, own, verdict, texts = CONFIGURATIONS[name]
     method = method_of(compose, words, own)
-    found = examine(method, Task.draw(0, method.group))
+    found = examine(method, TinyTask.draw(0, method.group))
     assert found.verdict == verdict, found.text
     for text in texts:
         assert text in found.text
-    if verdict is Verdict.unbiased:
+    if verdict is Direction.unbiased:
         assert max(each.bias for each in found.compared["first"].values()) < EXACT
         assert not found.causes
 
 
-def one_token_task(*, scored: bool) -> Task:
+def one_token_task(*, scored: bool) -> TinyTask:
     answers, generator = enumerate_answers(letters=4, max_tokens=1), torch.Generator()
     policy, reference = (draw_logits(generator.manual_seed(n), answers, 2) for n in range(2))
     scores = torch.randn((2, 5), generator=generator, dtype=torch.float64)
-    return Task(answers, policy, reference, scores * scored)
+    return TinyTask(answers, policy, reference, scores * scored)
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_ratio"])
@@ -143,7 +143,7 @@ def test_in_the_loss_only_k3_ratio_has_the_gradient_of_the_kl(
 def test_a_bias_of_one_part_is_not_found_in_another(
     words: str, own: list[object], compose: Compose
 ) -> None:
-    found = examine(method_of(compose, words, own), Task.draw(0, 1)).compared["first"]
+    found = examine(method_of(compose, words, own), TinyTask.draw(0, 1)).compared["first"]
     assert found["score"].bias < EXACT < found["objective"].bias
     assert (found["kl"].bias < EXACT) == (not own)
 
@@ -157,7 +157,7 @@ def test_the_ratio_to_an_older_policy_corrects_single_tokens(compose: Compose) -
 def test_the_policies_of_the_updates(compose: Compose) -> None:
     """An older policy is worse, and the last update learns from a better one, so far away."""
     method = method_of(compose, "rollout.lag=3 ppo.lr_guard_kl=0.002 ppo.kl_ctl=0", [])
-    task = Task.draw(0, 1)
+    task = TinyTask.draw(0, 1)
     sampled, start, last = policies_of_updates(method, task)["last"]
     chances = [task.logprobs(each).sum(dim=2).exp() for each in (sampled, start, last)]
     clipped_QA = task.scores_QA - 1.0 * ~task.answers.ended_A
@@ -169,8 +169,8 @@ def test_the_policies_of_the_updates(compose: Compose) -> None:
         assert float((chances[1] * apart_QA).sum() / tokens) == pytest.approx(nats, rel=1e-6)
 
 
-def sampled_gradients(method: Method, task: Task) -> tuple[Step, Tensor]:
-    step = Step(method, task, policies_of_updates(method, task)["last"])
+def sampled_gradients(method: Method, task: TinyTask) -> tuple[TinyStep, Tensor]:
+    step = TinyStep(method, task, policies_of_updates(method, task)["last"])
     generator = torch.Generator().manual_seed(3)
     found = [step.sampled_gradient(generator).flatten() for _ in range(80)]
     return step, torch.stack(found)
@@ -187,14 +187,14 @@ def sampled_gradients(method: Method, task: Task) -> tuple[Step, Tensor]:
 def test_sampled_gradients_have_the_expected_mean(words: str, compose: Compose) -> None:
     words += " ppo.rollout_batch_size=64 ppo.mini_batch_size=32"
     method = method_of(compose, words, [])
-    step, found = sampled_gradients(method, Task.draw(3, method.group))
+    step, found = sampled_gradients(method, TinyTask.draw(3, method.group))
     error = float((found.var(dim=0).sum() / len(found)).sqrt())
     distance = (found.mean(dim=0) - step.expected_gradient().flatten()).norm()
     assert float(distance) < 1.5 * error < 0.2 * step.expected_gradient().norm()
 
 
 def test_a_quarter_of_the_responses_has_twice_the_noise(compose: Compose) -> None:
-    task, noise = Task.draw(3, 1), []
+    task, noise = TinyTask.draw(3, 1), []
     for size in (8, 32):
         method = method_of(compose, f"ppo.rollout_batch_size=32 ppo.mini_batch_size={size}", [])
         noise.append(float(sampled_gradients(method, task)[1].var(dim=0).sum().sqrt()))
@@ -233,7 +233,7 @@ def test_groups_are_weighed_by_how_often_they_are_drawn() -> None:
 def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[float, float]) -> None:
     exact = torch.tensor([0.0, 2.0], dtype=torch.float64)
     at = torch.tensor(gradient, dtype=torch.float64)
-    assert Comparison.of(at, exact) == pytest.approx(found)
+    assert GradientMatch.of(at, exact) == pytest.approx(found)
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[flo
     [
         ("phase=sft", [], "has no ppo"),
         ("experiment=number_guessing", [], "environment.kind=.*: the task has no turns"),
-        ("", [Task], "must be a subclass of TargetMaker or PpoHook"),
+        ("", [TinyTask], "must be a subclass of TargetMaker or PpoHook"),
     ],
 )
 def test_refusals(words: str, own: list[object], message: str, compose: Compose) -> None:
     with pytest.raises(ConfigError, match=message):
         method_of(compose, words, own)
     with pytest.raises(ConfigError, match="responses_per_prompt=65: for this command, must"):
-        Task.draw(0, 65)
+        TinyTask.draw(0, 65)
 
 
 def test_the_command_with_the_example(
