@@ -117,7 +117,7 @@ def compare(policy_A: Tensor, rewards_A: Tensor) -> dict[str, float]:
 def sampler_distance(logits_PV: Tensor, rewards_A: Tensor, generator: torch.Generator) -> float:
     """Return how many standard errors the chi-square of sampled best answers is from its mean.
 
-    AnswerTable are drawn by the rollout's sampler and chosen by ``choose_best``, with and without ties.
+    Answers are drawn by the rollout's sampler and chosen by ``choose_best``, with and without ties.
     """
     answers = enumerate_answers()
     policy_A = answer_logprobs(logits_PV, answers).sum(dim=1).exp()

@@ -166,7 +166,8 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
     }
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
-    wrong = [name for name, each in compared["first"].items() if each.cosine < 0]
+    fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # age is no sign error
+    wrong = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
     verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
     verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)

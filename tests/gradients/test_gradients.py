@@ -88,6 +88,12 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         Direction.biased,
         ["rollout.lag=2: an older policy sampled", "ppo.gamma=0.9: later rewards"],
     ),
+    "a much older policy": (
+        f"rollout.lag=8 {GROUPS}rloo",
+        [],
+        Direction.biased,
+        ["rollout.lag=8: an older policy sampled (without it 0.000)"],
+    ),
     "CISPO": ("ppo.surrogate=cispo", [], Direction.unbiased, []),
     "a sign error": ("", [flipped_loss], Direction.wrong_way, ["sign error in flipped_loss?"]),
     "a sign error of the KL": (
