@@ -17,9 +17,10 @@ OF_KL = ("k3, reward", "k3, loss", "k3_ratio, loss")
 RESULT = replace(
     FIRST,
     title="Which gradient is right, the KL by itself",
-    criterion="that of *Which gradient is right*, on tasks that it has not seen, but that in the"
-    f" rows {'; '.join(OF_KL)} the gradient of the KL alone has the bias of more than 1 %, and not"
-    " that of the whole objective, of which kl_ctl decides how much the KL is.",
+    criterion="on tasks that *Which gradient is right* has not seen. Passed: what it asks, but that"
+    f" in the rows {'; '.join(OF_KL)} the gradient of the KL alone has the bias of more than 1 %,"
+    " and not that of the whole objective, of which kl_ctl decides how much the KL is. Failed:"
+    " otherwise.",
     note="",
     seeds=(6, 7, 8, 9, 10),
     judge=partial(judge, of_kl=OF_KL),

@@ -22,14 +22,14 @@ from papers.peer_wheels import Wheels
 from papers.pooled import pooled
 
 PAGE = BENCHMARKS / "gradients.md"
-FIGURES = BENCHMARKS / "results" / "papers" / "gradients_of_kl.json"
+FIGURES = BENCHMARKS / "results" / "papers" / "gradients.json"
 HEAD = """# Which gradient is right
 
 Choose an estimator by the bias and the noise of its gradient. For a configuration or a loss of your
 own, `python -m rlhf.gradients` prints the same ([algorithms](../docs/algorithms.md)).
 
 ```bash
-make papers ONLY=gradients_of_kl    # measures again; downloads four wheels, installs none
+make papers ONLY=gradients    # measures again; downloads four wheels, installs none
 ```
 
 All responses of small random tasks are listed, so that the gradient of the objective, E[score] -
@@ -63,6 +63,7 @@ def gradients_page(figures: Mapping[int, Figures]) -> str:
         cells = [
             [row.words, *_mean_cells(pooled(figures, row.words)[:, places].mean(dim=0).tolist())]
             for row in rows
+            if row.words in figures[min(figures)]  # or it is newer than the figures
         ]
         text += f"## {title}\n\n{advice}\n\n{table(['', *NAMES.values()], cells)}\n\n"
     pairs = all_pairs(Wheels())

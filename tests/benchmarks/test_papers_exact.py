@@ -120,22 +120,25 @@ def test_the_first_of_equal_scores_is_chosen_among_the_first_n(load: Any) -> Non
 
 def test_each_broken_part_of_which_gradient_is_right_fails(load: Any) -> None:
     """From the figures that are published."""
-    module, page = load("gradients_of_kl"), load("gradients_page")
-    figures = page.read_figures(BENCHMARKS / "results" / "papers" / "gradients_of_kl.json")
+    first, module, page = load("gradients"), load("gradients_of_kl"), load("gradients_page")
+    figures = page.read_figures(page.FIGURES)
     assert page.gradients_page(figures) == page.PAGE.read_text()
+    verdict = first.judge(figures)
+    assert verdict.found.endswith("; k3, loss is unbiased; k3_ratio, loss is unbiased")
     assert module.RESULT.judge(figures).outcome == "passed"
-    columns = load("gradients").COLUMNS
     peer = "TRL: GRPO, with k3 times the ratio in the loss, mean over tokens"
-    for name, column, value, words in (
-        ("RLOO", "bias", 1e-9, "RLOO is biased"),
-        ("RLOO", "bias", math.nan, "RLOO is biased"),
-        ("GRPO", "bias", 0.001, "GRPO is unbiased"),
-        ("k3, loss", "kl_bias", 0.001, "k3, loss is unbiased"),
-        ("RLOO", "deviation", -5.0, "sampled means do not have their expectation"),
-        (peer, "cosine", 1e-5, "differs by 1e-05"),
+    for name, place, value, words in (
+        ("RLOO", 0, 1e-9, "RLOO is biased"),
+        ("RLOO", 0, math.nan, "RLOO is biased"),
+        ("GRPO", 0, 0.001, "GRPO is unbiased"),
+        ("k3, loss", 1, 0.001, "k3, loss is unbiased"),
+        ("RLOO", first.COLUMNS.index("deviation"), -5.0, "means do not have their expectation"),
+        (peer, 2, 1e-5, "differs by 1e-05"),
     ):
-        row = list(figures[6][name])
-        row[columns.index(column)] = value
-        verdict = module.RESULT.judge({**figures, 6: {**figures[6], name: row}})
+        row = list(figures[1][name])
+        row[place] = value
+        verdict = module.RESULT.judge({**figures, 1: {**figures[1], name: row}})
         assert verdict.outcome == "failed", name
         assert words in verdict.found
+    broken = {**figures, 1: {**figures[1], first.EQUAL: 1e-9}}
+    assert f"not so: {first.EQUAL}" in module.RESULT.judge(broken).found
