@@ -99,6 +99,12 @@ CAUSES = (
         lambda ppo: ppo.loss_aggregation is LossAggregation.sequence_mean,
         {"loss_aggregation": LossAggregation.fixed_length},
     ),
+    Cause(
+        "missing_end_mask",
+        "responses that never ended are left out",
+        lambda ppo: ppo.missing_end_mask,
+        {"missing_end_mask": False},
+    ),
     Cause("gamma", "later rewards count less", lambda ppo: ppo.gamma < 1, {"gamma": 1.0}),
     Cause(
         "entropy_coef",

@@ -38,7 +38,13 @@ from rlhf.gradients.enumerated import (
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
 from rlhf.phases.ppo.loop import Objective
-from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, Surrogate
+from rlhf.phases.ppo.objective import (
+    SURROGATES,
+    Aggregation,
+    MicroBatch,
+    Surrogate,
+    learned_tokens,
+)
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
 
@@ -204,6 +210,7 @@ class TinyStep:
         at_QPV = self.policies.current_QPV.clone().requires_grad_()
         batch = MicroBatch(
             WholeSequences(rollout.prompts, rollout.responses),
+            learned_tokens(config.ppo, rollout),
             rollout.logprobs_BT,
             rollout.reference_logprobs_BT,
             rollout.values_BT,
@@ -214,9 +221,8 @@ class TinyStep:
             config.ppo, keep_BT * weights_B1, Ranks(), max_tokens=keep_BT.shape[1]
         )
         weighed = mean._replace(total=lambda x_BT, keep: mean.total(x_BT * weights_B1, keep))
-        objective = Objective(
-            config.ppo, surrogate, config.ppo.kl_ctl, weighed, measures_mismatch=False
-        )
+        ppo = config.ppo
+        objective = Objective(ppo, surrogate, ppo.kl_ctl, ppo.entropy_coef, weighed, False)
         loss, _ = objective.actor_loss(self._run_policy(at_QPV, rows, keep_BT), batch)
         return -torch.autograd.grad(loss, at_QPV)[0]
 

@@ -82,6 +82,12 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         Direction.biased,
         ["ppo.kl_placement=loss: a token does not pay", "(without it 0.000)"],
     ),
+    "a mask": (
+        "ppo.missing_end_mask=true ppo.missing_end_penalty=0",
+        [],
+        Direction.biased,
+        ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0.000)"],
+    ),
     "an older policy": (
         "rollout.lag=2 ppo.gamma=0.9",
         [],
