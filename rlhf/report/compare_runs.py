@@ -39,6 +39,7 @@ from rlhf.report.differences import (
     comparison_json,
 )
 from rlhf.report.first_screen import Tile
+from rlhf.report.gain import read_gain
 from rlhf.report.next_commands import relative_to_cwd
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
@@ -375,8 +376,10 @@ def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
     if (told := found.differences.get((other, goal))) is not None:
         lead = estimate_text(told.estimate._replace(mean=sign * told.estimate.mean), "+")
         seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting"
-        of = "no interval from " if math.isnan(told.estimate.half) else "95 % interval over "
-        yield Tile(f"lead over the {whose}", "", lead, of + seeds)
+        note = f"95 % interval over {seeds}, before correction for {found.num_tests} differences"
+        if math.isnan(told.estimate.half):
+            note = f"no interval from {seeds}"
+        yield Tile(f"lead over the {whose}", "", lead, note)
         more = found.more_seeds(other, goal)
         note = "of each setting, to tell this lead from chance in 4 of 5 cases"
         if more is None:
@@ -394,6 +397,8 @@ def _doubts_of_runs(best: Setting) -> Iterator[str]:
     for run in best.finished_runs():
         lines = [alarm.line for alarm in read_alarms(run.folder)]
         if (result := read_run_result(run.folder)) is not None:
+            gain = read_gain(result["phases"])
+            lines += [] if gain is None or gain.is_proven else [gain.text]
             lines += find_doubts(result["phases"], read_metric_series(run.folder))
         if lines:
             doubted[run.folder.name] = lines[0]

@@ -226,7 +226,7 @@ def measure_meanings(
         "perplexity": f"of {_data_and_tokenizer_name(keys)}",
     }
     name = describe_objective(phases)
-    measured = next((title for title in meanings if title in name), None)
+    measured = next((title for title in meanings if title in name.replace("gold score", "")), None)
     return meanings | {"objective": f"{name}, {meanings[measured]}" if measured else name}
 
 

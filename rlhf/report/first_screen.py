@@ -45,7 +45,7 @@ def read_verdict(run: RunFiles) -> Headline:
     gain = read_gain(phases)
     reached = f"objective {run.result['objective']:.3f}, {describe_objective(phases)}"
     if gain is not None:
-        reached = f"{gain.word}: {gain.judge} {' → '.join(gain.ends)}".removeprefix(": ")
+        reached = gain.text
         if gain.interval is not None:
             reached += f" (95 % interval of the gain {gain.interval_text}; one seed)"
     told = {0: "no reason found", 1: "1 reason"}.get(doubts, f"{doubts} reasons")

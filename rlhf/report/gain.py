@@ -50,6 +50,11 @@ class Gain(NamedTuple):
         return form.format(self.before), form.format(self.after)
 
     @property
+    def text(self) -> str:
+        """Return what was gained, in words, without the interval."""
+        return f"{self.word}: {self.judge} {' → '.join(self.ends)}".removeprefix(": ")
+
+    @property
     def interval_text(self) -> str:
         """Return the interval as text; "" if it is unknown."""
         if self.interval is None:

@@ -222,7 +222,13 @@ def _metric_charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> 
             healthy=METRICS[metric].healthy_range,
         )
         for title, metric in zip(titles, panel.metrics, strict=True)
+        if metric == panel.metrics[0] or _is_on(metric, series)
     ]
+
+
+def _is_on(metric: str, series: Sequence[Sequence[PointsByMetric]]) -> bool:
+    """Return False if a metric stays 0 in all runs, as that of something switched off does."""
+    return any(y for runs in series for run in runs for _, y in run.get(metric, ()))
 
 
 def _run_names_text(setting: Setting) -> str:
