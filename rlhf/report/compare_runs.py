@@ -22,6 +22,7 @@ from rlhf.config.freeze import FROZEN
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
+    FEWEST_SEEDS,
     ComparedRun,
     Setting,
     Tried,
@@ -105,7 +106,9 @@ def print_comparison(
         console.say(f"wrote {write_sweep_report(paths[0], settings, tried)}")
     if html is not None:
         count = sum(len(setting.runs) for setting in settings)
-        write_text_atomically(html, sweep_page(f"{count} runs", settings, tried=tried))
+        write_text_atomically(
+            html, sweep_page(f"Comparison of {count} runs", settings, tried=tried)
+        )
         console.say(f"wrote {html}")
     return content
 
@@ -340,7 +343,7 @@ def _headline(
     if reason := DOUBTS[""] if "" in others else equal:
         return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
-    name = best.label if len(best.label) <= LONGEST_NAME else "setting 1"  # listed first
+    name = _short_name(best)
     reached = f"{goal} {estimate_text(best.estimates()['objective'])}"
     if len(done) == 1:
         return Headline(f"{name}: {reached}", is_doubtful=False)
@@ -360,6 +363,11 @@ def _headline(
     return Headline(f"{name} {word}: {reached}; {ending}", is_doubtful)
 
 
+def _short_name(setting: Setting) -> str:
+    """Return the setting's label or, if it is long, the name of its first run."""
+    return setting.label if len(setting.label) <= LONGEST_NAME else setting.runs[0].folder.name
+
+
 def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
     """Yield the best setting's objective, its lead, the seeds that are missing, and its KL.
 
@@ -372,7 +380,9 @@ def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
     ends = [each.estimates() for each in (rival, best)]
     before, after = (f"{each['objective'].mean:.3f}" for each in ends)
     meaning = best.runs[0].meanings.get("objective", goal)
-    yield Tile(f"{goal}, {whose} → best", before, after, f"{meaning}; {whose}: {rival.label}")
+    yield Tile(
+        f"{goal}, {whose} → best", before, after, f"{meaning}; {whose}: {_short_name(rival)}"
+    )
     if (told := found.differences.get((other, goal))) is not None:
         lead = estimate_text(told.estimate._replace(mean=sign * told.estimate.mean), "+")
         seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting"
@@ -383,8 +393,12 @@ def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
         more = found.more_seeds(other, goal)
         note = "of each setting, to tell this lead from chance in 4 of 5 cases"
         if more is None:
+            more = "none"
             note = f"the lead is told from chance, corrected for {found.num_tests} differences"
-        yield Tile("more seeds needed", "", "none" if more is None else str(more), note)
+        elif told.fewest_seeds < FEWEST_SEEDS:
+            more = f"{FEWEST_SEEDS - told.fewest_seeds} or more"
+            note = f"of each setting: {FEWEST_SEEDS} seeds give a first interval"
+        yield Tile("more seeds needed", "", str(more), note)
     if all(KL in each for each in ends):
         before, after = (number_text(each[KL].mean) for each in ends)
         note = "nats from the reference model: a gain's price"

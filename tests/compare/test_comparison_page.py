@@ -103,7 +103,7 @@ def judge(page: Tab, out: Path, undecided: Path) -> list[tuple[str, str]]:
     for number, label in enumerate(CLICKS):
         place, question, a, b = page.run(TEXTS)
         assert place == f"Pair {number + 1} of 6"
-        assert question == f"Human: Question {number}?\n\nAssistant:"
+        assert question == f"Question {number}?"
         assert {a, b} == {BEFORE[number], AFTER[number]}, "text of a model stays text"
         assert not re.search("PPO|SFT", page.run("document.documentElement.outerHTML"))
         click(page, label)

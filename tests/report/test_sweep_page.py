@@ -164,7 +164,8 @@ def test_keys_that_change_together_have_no_charts_and_a_short_headline() -> None
         for n in range(2)
     ]
     page = sweep_page("x", group_runs_by_setting(trials))
-    assert "setting 1 leads, but may not be better: gold 1.000; one seed tells nothing" in page
+    assert "1 leads, but may not be better: gold 1.000; one seed tells nothing" in page
+    assert "<dt>more seeds needed</dt><dd>2 or more</dd>" in page
     assert "2 settings differ in 3 keys: the effects of keys cannot be told apart" in page
     assert "<h2>Parameters</h2>" not in page
     assert "<h2>Parameters</h2>" in sweep_page("x", group_runs_by_setting(runs()))
