@@ -153,7 +153,7 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
 
 def test_verdict_and_alarms_come_first(made: Made) -> None:
     text = write_report(made()).read_text()
-    assert "exactly right 50.0% → 50.0%; 3 reasons to doubt it" in text
+    assert 'doubtful">exactly right 50.0% → 50.0%; 3 reasons to doubt it</p>' in text
     assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
     assert 'href="#alarm-clipping"' in text
 
@@ -219,7 +219,7 @@ def test_verdict_is_the_interval_of_the_best_judge(
     )
     assert verdict is not None
     assert verdict[2].startswith(told)
-    assert bool(verdict[1]) == is_doubtful or "to doubt" in verdict[2]
+    assert bool(verdict[1]) == (is_doubtful or "; no reason found to doubt it" not in verdict[2])
 
 
 def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from html import unescape
@@ -13,7 +14,7 @@ from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
-from rlhf.report.charts import FEWEST_JOINED, PointsByMetric
+from rlhf.report.charts import PointsByMetric, line_chart
 from rlhf.report.sweep_charts import MOST_STEPS, seed_mean_line
 from tests.documents import read_document
 
@@ -32,9 +33,15 @@ def test_band_is_the_range_of_the_seeds_at_steps_that_all_have() -> None:
     assert (line.low, line.high) == ([1.0, 2.0], [2.0, 6.0])
     assert not line.is_joined, "two points"
     assert line.runs == [[1.0, 2.0], [2.0, 6.0]]
-    alone = seed_mean_line(0, [{"m": [(step, 1.0) for step in range(FEWEST_JOINED)]}], "m")
-    assert alone.is_joined
+    few, alone = (
+        seed_mean_line(0, [{"m": [(step, 1.0) for step in range(steps)]}], "m") for steps in (5, 6)
+    )
+    assert (few.is_joined, alone.is_joined) == (False, True), "a line suggests values between"
     assert (alone.low, alone.runs) == ((), [])
+    gap = seed_mean_line(0, [{"m": [(1, math.nan), (2, y)]} for y in (3.0, 5.0)], "m")
+    chart = line_chart("t", [gap])
+    assert chart is not None
+    assert chart.data["lines"][0]["runs"] == [[3], [5]], "where the mean is finite"
     assert not seed_mean_line(0, runs, "missing").points
 
 
@@ -51,7 +58,7 @@ def write_run(folder: Path, config: DictConfig, scores: list[float]) -> Path:
     folder.mkdir()
     write_frozen_config(to_run_config(config), folder)
     lines = [
-        {"phase": "ppo", "step": step, "ppo/score_mean": score}
+        {"phase": "ppo", "step": step, "ppo/score_mean": score, "ppo/dual_clipfrac": 0.0}
         for step, score in enumerate(scores, 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

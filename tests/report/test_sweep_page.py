@@ -22,6 +22,7 @@ from rlhf.report.compare_runs import (
 from rlhf.report.comparison import ComparedRun, Setting, group_runs_by_setting
 from rlhf.report.sweep_charts import frontier_chart, parameter_chart
 from tests.browser import needs_chromium, show
+from tests.report.test_run_page import RESULT
 
 EVIL = "</title><script>alert(1)</script>"
 
@@ -76,9 +77,14 @@ def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_
     best = "ppo.kl_ctl=0.1 is best: gold 0.904 ± 0.003; higher than all others"
     assert f'doubtful">{best}; its runs have reasons to doubt them' in page
     assert re.search(r"<dt>lead over the next best</dt><dd>\+0\.39\d ± 0\.0", page)
-    told = "2 of 3 runs of the first setting have reasons to doubt them; 0.1-1: alarm clipping"
-    assert told in page
+    told = "2 of 3 runs of the first setting have reasons to doubt them; 0.1-1: "
+    assert f"{told}alarm clipping" in page
     assert "Look &lt;here&gt;." in page
+    (first[0].folder / "alarms.jsonl").unlink()
+    ppo = RESULT["phases"]["ppo"] | {"exact_gain_ci": [-0.1, 0.1]}
+    (first[0].folder / "result.json").write_text(json.dumps(RESULT | {"phases": {"ppo": ppo}}))
+    page = sweep_page("kl", group_runs_by_setting(first))
+    assert f"{told}no measurable change: exactly right 50.0% → 50.0%" in page
 
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:

@@ -18,6 +18,7 @@ from rlhf.watch import live_server
 from rlhf.watch.__main__ import main
 from rlhf.watch.live_server import WatchServer
 from tests.watch.watched import (
+    RESULT,
     alarm,
     append,
     finish,
@@ -69,6 +70,8 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
     append(folder / "metrics.jsonl", ppo_lines(range(1, 301)))
     with served(folder) as server:
         first = updates(server)
+        folded = [part for part, text in first["parts"].items() if text.startswith("<details>")]
+        assert folded == ["over KL"], "only the first charts are open"
         (line,) = first["charts"][SCORE]["lines"]
         assert (line["from"], line["x"]) == (0, [*range(1, 301)])
         assert first["title"] == "ppo 300 of 40, pets, seed 3"
@@ -119,6 +122,8 @@ def test_answers_stand_beside_those_before_training_and_stay_text(tmp_path: Path
     append(folder / "samples.jsonl", [sample(0, "a dog"), sample(10, "two"), sample(20, EVIL)])
     averaged = sample(20, "averaged") | {"model": "actor_ema"}
     append(folder / "samples.jsonl", [averaged, sample(20, "new", prompt=EVIL)])
+    risen = [sample(step, "r", prompt="Risen?") | {"score": 0.1 * step} for step in (0, 20)]
+    append(folder / "samples.jsonl", risen)
     append(folder / "alarms.jsonl", [alarm(1, EVIL)])
     with served(folder) as server:
         parts = updates(server)["parts"]
@@ -127,6 +132,7 @@ def test_answers_stand_beside_those_before_training_and_stay_text(tmp_path: Path
         *2 * ["step 20, score 0.50, KL 0.10"],
     ]
     assert "a dog" in parts["answers"]
+    assert re.findall("<h3>(.{5})", parts["answers"])[:2] == ["Risen", "Name "], "by change"
     assert not re.search("averaged|two", parts["answers"])
     for part in parts.values():
         assert "<img" not in part
@@ -150,18 +156,21 @@ def test_a_sweep_has_a_row_for_each_job_and_a_page_for_each_row(tmp_path: Path) 
     append(running / "metrics.jsonl", ppo_lines([1, 2]))
     append(finished / "metrics.jsonl", ppo_lines([40]))
     finish(finished)
+    worse = started_run(sweep / "kl=0.4")
+    (worse / "result.json").write_text(json.dumps(RESULT | {"objective": 0.5}))
     started_run(tmp_path / "other")
     with served(sweep) as server:
         found = updates(server)
         status = found["parts"]["status"]
-        assert "1 of 2 jobs finished; best so far: kl=0.2</h1>" in status
+        assert "2 of 3 jobs finished; best so far: kl=0.2</h1>" in status
         assert 'href="?run=kl%3D0.1%2Clr%3D%3C1"' in status
         cells = [re.findall("<td>(.*?)</td>", row) for row in status.split("<tr>")[2:]]
         assert [row[1:] for row in cells] == [
             ["ppo 2 of 40", "score of rollouts 0.020"],
             ["ppo 40 of 40", "objective 0.750"],
+            ["", "objective 0.500"],
         ]
-        assert [row[0].partition(",")[0] for row in cells] == ["running", "finished"]
+        assert [row[0].partition(",")[0] for row in cells] == ["running", "finished", "finished"]
 
         started_run(sweep / "kl=0.3")
         assert "kl=0.3" in updates(server, found["version"])["parts"]["status"]
