@@ -58,7 +58,8 @@ def write_run(folder: Path, config: DictConfig, scores: list[float]) -> Path:
     folder.mkdir()
     write_frozen_config(to_run_config(config), folder)
     lines = [
-        {"phase": "ppo", "step": step, "ppo/score_mean": score, "ppo/dual_clipfrac": 0.0}
+        {"phase": "ppo", "step": step, "ppo/dual_clipfrac": 0.0}
+        | dict.fromkeys(("ppo/score_mean", "ppo/eval_score"), score)
         for step, score in enumerate(scores, 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -83,7 +84,7 @@ def test_command_draws_runs_in_one_chart(
         f"2 ppo.kl_ctl=0.5 {folder}/c",
     ]
     drawn = [json.loads(unescape(data)) for data in re.findall("data-chart='([^']*)'", text)]
-    assert [[line["y"][0] for line in chart["lines"]] for chart in drawn] == [[0.5, 2]]
+    assert [[line["y"][0] for line in chart["lines"]] for chart in drawn] == 2 * [[0.5, 2]]
     assert drawn[0]["lines"][0]["low"] == [0.25] * 3
 
     assert report.main([*map(str, (first, again, other)), "--json"]) == 0
