@@ -284,7 +284,7 @@ def sweep_page(
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
         tiles=[*_tiles(done, found)] if len(done) > 1 and study is None else [],
         notes=[*doubts, *note_lines(settings, found)],
-        **(_tables_and_charts(done, found, study) if done else {"table": None}),
+        **_tables_and_charts(done, found, study),
     )
 
 
@@ -432,7 +432,7 @@ def _objective_title(found: SettingsComparison) -> str:
 def _tables_and_charts(
     ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
 ) -> dict[str, Any]:
-    """Return the template values for settings with finished runs: tables and charts by name."""
+    """Return the tables and charts of settings with finished runs, by name; None without any."""
     done = [setting for _, setting in ranked]
     runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
@@ -441,7 +441,7 @@ def _tables_and_charts(
     keys = list(dict.fromkeys(key for setting in done for key in setting.values))
     goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
     parts: dict[str, Any] = {
-        "table": _settings_table(ranked, titles, found, study),
+        "table": _settings_table(ranked, titles, found, study) if ranked else None,
         "varied": keys,
         "frontiers": [frontier_chart(goal, done) for goal in goals],
         "parameters": None,

@@ -53,12 +53,10 @@ def read_verdict(run: RunFiles) -> Headline:
     return Headline(f"{diverged or reached}; {told} to doubt it", is_doubtful=not is_proven)
 
 
-def build_tiles(run: RunFiles) -> list[Tile]:
-    """Return up to four tiles: what the last phase reached, its KL and length, and the time."""
-    return [] if run.result is None else list(_tiles(run, run.result))
-
-
-def _tiles(run: RunFiles, result: Mapping[str, Any]) -> Iterator[Tile]:
+def build_tiles(run: RunFiles) -> Iterator[Tile]:
+    """Yield up to four tiles: what the last phase reached, its KL and length, and the time."""
+    if (result := run.result) is None:
+        return
     phases = result["phases"]
     measures: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
     if (gain := read_gain(phases)) is not None:

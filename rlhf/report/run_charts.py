@@ -75,20 +75,17 @@ def _describe_scores(run: RunFiles) -> str:
         if re.fullmatch(r"rewards\..*\.kind", key)
     }
     scorer = f"the rewards {', '.join(kinds)}" if kinds else "the reward model"
-    told = [
-        f"Score: what {scorer} gives an answer, and PPO maximises.",
-        "Held-out: answers to prompts that training never sees.",
-    ]
-    if "ppo/eval_gold" not in run.series:
-        return " ".join([*told, "Only the samples show whether higher scores are deserved."])
-    told.append(
-        "The gold score (0 to 1) is a rule that knows the right answers of the generated task."
+    told = (
+        f"Score: what {scorer} gives an answer, and PPO maximises. Held-out: answers to prompts "
+        "that training never sees."
     )
+    if "ppo/eval_gold" not in run.series:
+        return f"{told} Only the samples show whether higher scores are deserved."
+    told += " The gold score (0 to 1) is a rule that knows the right answers of the generated task."
     judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
     if judged or RewardKind.gold in kinds.values():
-        return " ".join([*told, "PPO is trained on it here, so it shows no exploitation."])
-    told.append("PPO does not see it: a score that rises while it falls is over-optimisation.")
-    return " ".join(told)
+        return f"{told} PPO is trained on it here, so it shows no exploitation."
+    return f"{told} PPO does not see it: a score that rises while it falls is over-optimisation."
 
 
 def line_or_dots(label: str, points: Sequence[Point]) -> Line:

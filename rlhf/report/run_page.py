@@ -38,7 +38,6 @@ from rlhf.run.step_alarms import Alarm
 REPORT = "report.html"
 EVALUATION = Path("evaluation") / "evaluation.json"
 MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
-MOST_CHANGED = 3  # prompts whose first and last answers stand at the top
 MOST_LINES = 4  # most models in one chart
 # Columns of the table of models: title -> name of the value in evaluation.json.
 COLUMNS = {
@@ -73,7 +72,7 @@ def run_page(run: RunFiles) -> str:
     answers = {"held-out prompts": run.samples}
     for section in sections:
         answers |= section.answers
-    changed = find_changed_answers(run.samples, len(run.samples))
+    changed = find_changed_answers(run.samples)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
@@ -81,10 +80,9 @@ def run_page(run: RunFiles) -> str:
         verdict=read_verdict(run),
         place=run.folder,
         run=run,
-        tiles=build_tiles(run),
+        tiles=[*build_tiles(run)],
         answers={title: rows for title, rows in answers.items() if rows},
-        changed=changed[:MOST_CHANGED],
-        num_answered=len(changed),
+        changed=changed,
         num_higher=sum(change_of_score(*pair) > 0 for pair in changed),
         num_lower=sum(change_of_score(*pair) < 0 for pair in changed),
         results=[] if result is None else list(summary_blocks(result)),

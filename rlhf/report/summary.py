@@ -139,7 +139,7 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return lines with the first and the last answers to the prompts whose score changed most."""
     lines = ["Answers before and after training, where the score changed most (samples.jsonl)"]
     samples = [*read_json_lines(run_dir / "samples.jsonl", SAMPLE)]
-    if not (found := find_changed_answers(samples, prompts)):
+    if not (found := find_changed_answers(samples)[:prompts]):
         return []
     for first, last in found:
         lines.append(f"  {_one_line(last['prompt'])}")
@@ -150,12 +150,11 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
 
 
 def find_changed_answers(
-    samples: Sequence[Mapping[str, Any]], most: int
+    samples: Sequence[Mapping[str, Any]],
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the first and the last answer to each of ``most`` prompts.
+    """Return the first and the last answer to each prompt; [] if there was one evaluation only.
 
-    These are the prompts whose gold score (without one, the score) changed most, up or down, from
-    the first evaluation to the last; [] if there was one evaluation only.
+    The prompts whose gold score (without one, the score) changed most, up or down, come first.
     """
     own = [sample for sample in samples if sample.get("model") not in DERIVED_MODELS]
     if not own or own[0]["step"] == own[-1]["step"]:
@@ -165,7 +164,7 @@ def find_changed_answers(
         for step in (own[0]["step"], own[-1]["step"])
     )
     pairs = [(first[prompt], answer) for prompt, answer in last.items() if prompt in first]
-    return rank_by_change(pairs)[:most]
+    return rank_by_change(pairs)
 
 
 def rank_by_change(

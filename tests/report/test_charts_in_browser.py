@@ -92,8 +92,8 @@ def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
         assert not failed
 
 
-PAGE = """{% extends "page.html" %}{% from "parts.html" import charts %}
-{% block main %}{{ charts(shown) }}{% endblock %}"""
+PAGE = """{% extends "page.html" %}{% from "parts.html" import charts, keys, toolbar %}
+{% block main %}{{ toolbar() }}{{ keys() }}{{ charts(shown) }}{% endblock %}"""
 SAYS = "[...document.querySelectorAll('output')].map((each) => each.textContent)"
 PICTURES = "[...document.querySelectorAll('canvas')].map((each) => each.toDataURL())"
 

@@ -81,7 +81,7 @@ def test_tiles_and_verdict_are_of_the_last_phase(
         assert shown[:2] == expected[:2]
         assert shown[2].startswith(expected[2])
     unplanned = run._replace(result=result | {"planned": {"hours": None}})
-    assert build_tiles(unplanned)[-1].note == ""
+    assert [*build_tiles(unplanned)][-1].note == ""
 
 
 def test_a_proven_gain_is_doubtful_if_there_is_a_reason() -> None:
