@@ -76,8 +76,7 @@ class LiveRun:
             size = -(-len(values) // TENTHS)  # single batches are noisy
             first, last = mean_of(values[:size]), mean_of(values[-size:])
             words.append(f"{REACHED[found]} {first:.3f} → {last:.3f} so far")
-        if self.alarms:
-            words.append(f"alarms: {len(self.alarms)}")
+        words.append(f"alarms: {len(self.alarms) or 'none'}")
         is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
         return Headline(", ".join(words), is_doubtful)
 
