@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from papers.claims import Figures, Outcome, Verdict
@@ -31,7 +32,9 @@ def difference(found: Mapping[int, Figures], name: str, reference: str) -> Estim
 
 
 def told(estimate: Estimate) -> str:
-    """Return the mean and its interval as words."""
+    """Return the mean and its interval as words; one seed has no interval."""
+    if math.isnan(estimate.half):
+        return f"{estimate.mean:+.3f} (no interval)"
     return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
 
 

@@ -81,6 +81,7 @@ def test_hacking_is_told_by_hits_and_false_alarms(load: Any) -> None:
         "gold: token 4": low,
         "gold: token, KL penalty": healthy,
         "gold: format 2": [*low[:-1], 0.6],  # has recovered
+        "gold: position 2": [*healthy[:-1], 0.6 - 0.9 * hacking.MARGIN],
         f"{alarm}: format 2": 9.0,
         f"{alarm}: token 4": 9.0,
     }
@@ -90,7 +91,7 @@ def test_hacking_is_told_by_hits_and_false_alarms(load: Any) -> None:
     assert outcomes(hacking, *[figures] * 4) == "cannot be told"
     assert outcomes(hacking, *[early] * 5) == outcomes(hacking, *[false] * 5) == "failed"
     words = hacking.RESULT.judge({1: figures, 2: false}).found
-    assert "token 2 of 2, length 0 of 0, sycophancy 0 of 0, position 0 of 0, format 0 of 2" in words
+    assert "token 2 of 2, length 0 of 0, sycophancy 0 of 0, position 0 of 2, format 0 of 2" in words
     assert f"{alarm} 2 of 2, lead +3, false 50" in words
     assert "stopping at the first of these alarms to none +0.100" in words, "step 10 is evaluated"
     assert "KL penalty to none +0.100 (+0.100 to +0.100)" in words
