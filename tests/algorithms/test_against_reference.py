@@ -273,7 +273,6 @@ def test_bad_responses_that_the_policy_has_left_are_masked(batch: Batch) -> None
     rows = [rows_of(x, keep) for x in (batch.logprobs_BT, old_BT, advantages_BT)]
     masked_BT = off_policy_mask(batch.logprobs_BT, old_BT, advantages_BT, keep, max_kl=0.1)
     assert rows_of(masked_BT, keep) == reference.off_policy_mask(*rows, max_kl=0.1)
-    assert not masked_BT[~keep].any()
 
 
 levels = st.sampled_from(["token", "sequence", "geometric"])

@@ -91,7 +91,7 @@ def off_policy_mask(
     """
     log_ratio_BT = (old_logprobs_BT - logprobs_BT.detach()).masked_fill(~keep_BT, 0.0)
     kl_B = log_ratio_BT.sum(dim=1) / keep_BT.sum(dim=1).clamp(min=1)
-    return keep_BT & (advantages_BT < 0) & (kl_B > max_kl)[:, None]
+    return (advantages_BT < 0) & (kl_B > max_kl)[:, None]
 
 
 def interpolate_logprobs(

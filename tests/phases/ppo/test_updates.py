@@ -195,8 +195,8 @@ def test_masked_responses_enter_no_loss_and_no_count(
 
 def test_an_entropy_bonus_follows_its_target(trained: Callable[..., SimpleNamespace]) -> None:
     # The entropy is always 0.5, on half of a mini-batch's tokens: a loss of coefficient * -0.25.
-    keys = ["ppo.entropy_coef=0.2", "ppo.entropy_coef_step=0.1"]
-    for target, weights in (0.6, [0.2, 0.3, 0.4]), (0.4, [0.2, 0.0, 0.0]):
+    keys = ["ppo.entropy_coef=0.2", "ppo.entropy_coef_step=0.05"]
+    for target, weights in (0.6, [0.2, 0.25, 0.3]), (0.4, [0.2, 0.0, 0.0]):
         run = trained(*keys, f"ppo.entropy_target={target}", rollouts=3)
         assert [s.metrics["ppo/entropy_coef"] for s in run.stats] == pytest.approx(weights)
         losses = [-0.25 * weight for weight in weights for _ in range(ROWS)]
