@@ -43,7 +43,7 @@ class SampledMatch(NamedTuple):
 
     batches: int
     noise: float
-    """Standard deviation of one mini-batch's gradient, as a share of the mean gradient's norm."""
+    """Standard deviation of a mini-batch's gradient, as a share of the expected one's norm."""
     bias: float
     """Bias of the mean over the batches."""
     bias_of_noise: float
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the random task")
     parser.add_argument("--batches", type=int, default=200, help="mini-batches to sample")
     options = parser.parse_intermixed_args(arguments)
+    if options.batches < 2:  # noqa: PLR2004
+        parser.error(f"--batches {options.batches}: must be 2 or more")
     return run_to_exit_code(lambda: _examine(options), as_json=options.json)
 
 
@@ -94,9 +96,8 @@ def sample(method: Method, task: TinyTask, *, batches: int, seed: int) -> Sample
     step = TinyStep(method, task, policies_of_updates(method, task)["first"])
     generator = torch.Generator().manual_seed(seed)
     found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
-    mean, spread = found.mean(dim=0), float(found.var(dim=0).sum().sqrt())
-    noise = spread / float(step.expected_gradient().norm())
-    bias = GradientMatch.of(mean, step.exact_gradient().flatten()).bias
+    noise = float(found.var(dim=0).sum().sqrt() / step.expected_gradient().norm())
+    bias = GradientMatch.of(found.mean(dim=0), step.exact_gradient().flatten()).bias
     return SampledMatch(batches, noise, bias, noise / batches**0.5)
 
 

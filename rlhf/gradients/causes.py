@@ -179,8 +179,8 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
     text = _sentence(method, verdict, first, causes, wrong)
     if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
         free = compare(method.with_keys(**NO_CLIP), task, updates["last"]).bias
-        text += f" At the last update on a rollout the bias is {last.bias:.3f}, without clips "
-        text += f"{free:.3f}."
+        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without clips "
+        text += f"{free:.2g}."
     return GradientFinding(compared, causes, verdict, text)
 
 
@@ -238,9 +238,13 @@ def _sentence(
         what = " and ".join(WORDS[each] for each in wrong)
         where = " and ".join(own_names(method)) or "the loss"
         return f"The gradient of {what} points the wrong way: a sign error in {where}?"
-    listed = "; ".join(f"{each} (without it {bias:.3f})" for each, bias in causes.items())
+    listed = "; ".join(f"{each} (without it {_share(bias)})" for each, bias in causes.items())
     left = min(causes.values(), default=first.bias)
-    unknown = f"No key explains {left:.3f} of it." if left > EXACT else ""
+    unknown = f"No key explains {_share(left)} of it." if left > EXACT else ""
     purpose = " on purpose" if causes and not unknown and not own_names(method) else ""
     because = f" because of {listed}" if causes else ""
-    return " ".join(filter(None, (f"Biased by {first.bias:.3f}{purpose}{because}.", unknown)))
+    return " ".join(filter(None, (f"Biased by {_share(first.bias)}{purpose}{because}.", unknown)))
+
+
+def _share(bias: float) -> str:
+    return "0" if bias <= EXACT else f"{bias:.2g}"

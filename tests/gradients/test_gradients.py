@@ -80,13 +80,13 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         "ppo.kl_placement=loss ppo.kl_estimator=k3",
         [],
         Direction.biased,
-        ["ppo.kl_placement=loss: a token does not pay", "(without it 0.000)"],
+        ["ppo.kl_placement=loss: a token does not pay", "(without it 0)"],
     ),
     "a mask": (
         "ppo.missing_end_mask=true ppo.missing_end_penalty=0",
         [],
         Direction.biased,
-        ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0.000)"],
+        ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0)"],
     ),
     "an older policy": (
         "rollout.lag=2 ppo.gamma=0.9",
@@ -98,7 +98,7 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         f"rollout.lag=8 {GROUPS}rloo",
         [],
         Direction.biased,
-        ["rollout.lag=8: an older policy sampled (without it 0.000)"],
+        ["rollout.lag=8: an older policy sampled (without it 0)"],
     ),
     "CISPO": ("ppo.surrogate=cispo", [], Direction.unbiased, []),
     "a sign error": ("", [flipped_loss], Direction.wrong_way, ["sign error in flipped_loss?"]),
@@ -272,7 +272,10 @@ def test_the_command_with_the_example(
     assert main([*own, "--batches", "20", "--json"]) == 0
     found = read_document("gradients", capfd.readouterr().out)
     assert found["verdict"] == "biased"
-    assert "MedianBaseline, your own code (without it 0.000)" in found["text"]
+    assert "MedianBaseline, your own code (without it 0)" in found["text"]
+    with pytest.raises(SystemExit):
+        main(["--batches", "1"])
+    assert "--batches 1: must be 2 or more" in capfd.readouterr().err
     assert main(["--own", f"{__name__}:flipped_loss", "--batches", "2"]) == 1
     text = capfd.readouterr().out
     assert "the KL penalty alone   bias  1.000  cosine -1.0000" in text
