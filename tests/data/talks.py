@@ -1,7 +1,5 @@
 """Conversations for chat templates, and the comparison of their ids with transformers' own."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """How rows are dealt to ranks by length, and how the pairs of a prompt share a step."""
 
-from __future__ import annotations
-
 import random
 from itertools import chain, pairwise
 

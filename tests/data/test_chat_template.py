@@ -1,7 +1,5 @@
 """Chat templates: what a prompt and a response become, token by token, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 from tokenizers.processors import TemplateProcessing
 

@@ -1,7 +1,5 @@
 """Texts are mended without loss of meaning; an example is taken once, in whatever set it is."""
 
-from __future__ import annotations
-
 import unicodedata
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Padding: where it goes, and what is kept, by hand."""
 
-from __future__ import annotations
-
 import torch
 
 from rlhf.base.types import take_rows

@@ -1,7 +1,5 @@
 """Expressions make the columns of a known layout; wrong ones are refused by their key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

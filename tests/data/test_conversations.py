@@ -4,8 +4,6 @@
 their texts.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

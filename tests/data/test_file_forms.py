@@ -1,7 +1,5 @@
 """Files as people have them: compressed, in sub-folders, snapshots of the hub."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
@@ -74,6 +72,15 @@ FORMS: dict[str, Form] = {
         {"README.md": README.encode(), "data/a-0.jsonl.gz": A_GZ, "data/test.jsonl": B,
          "data/other.jsonl": AB, "info.json": b"{}"}, "a", "b",
     ),
+    **{
+        name: ({"train.jsonl": A, f"{name}.jsonl": B}, "a", "b")
+        for name in "valid dev eval my-validation dev-00000-of-00001 HH.Val2 testset".split()
+    },
+    **{
+        name: ({"train.jsonl": A, f"{name}.jsonl": B}, "ab", "")
+        for name in "values train_dev validated".split()
+    },
+    "latest": ({"train.jsonl": A, "latest.jsonl": B}, "ba", ""),
     "README without configs": ({"README.md": b"---\nlicense: mit\n---\n", "x.jsonl": AB}, "ab", ""),
 }  # fmt: skip
 
@@ -148,6 +155,9 @@ REFUSED: dict[str, tuple[dict[str, bytes], list[str]]] = {
     "not zst": ({"x.jsonl.zst": AB}, ["x.jsonl.zst: cannot be read (", "ZSTD"]),
     "row": ({"d/x.jsonl.gz": gzip.compress(A + b"{")}, ["d/x.jsonl.gz, row 2: not JSON"]),
     "parquet.gz": ({"x.parquet.gz": b""}, ["no file that can", "x.parquet.gz: unpack it first"]),
+    "row on two lines": ({"x.jsonl": b'{\n"prompt": "a"}\n'}, ["row 1: not JSON", "a file .json"]),
+    "long row": ({"x.csv": b"sep=;\nprompt;n\na;b;c\n"}, ["3 fields for 2 columns"]),
+    "UTF-16": ({"x.jsonl": A.decode().encode("utf-16")}, ["not UTF-8 text"]),
     "zip": ({"d/x.zip": b""}, ["supported: .jsonl", ".gz or .bz2 or .zst", "x.zip: unpack it"]),
     "rows in an array": ({"x.jsonl": b"[1]\n" + A}, ["x.jsonl, row 1: of type list; a row must"]),
     "configs": (

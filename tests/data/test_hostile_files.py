@@ -1,7 +1,5 @@
 """Files that other programs made badly, or that are no files: a message with the place."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
@@ -22,31 +20,12 @@ from rlhf.options.ptx.corpus import load_ptx_texts
 from tests.data.test_reading import config_of, load, rows_of, write
 from tests.fuzz.case import Case, Verdict, judged
 
-LONG = "9" * 5000
-
 
 def refusal(act: Callable[[], object]) -> str:
     """The message of the refusal, in a process of its own: the input could hang the test."""
     verdict, text = judged(Case("input", act), seconds=10)
     assert verdict is Verdict.refused, text
     return text
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"text": "a"}\n{"text": ' + LONG + "}\n", r"a.jsonl, row 2: .*5000 digits"),
-        ("a.json", '[{"text": ' + LONG + "}]", r"a.json: .*5000 digits"),
-        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a.jsonl, row 1: .*'text' twice"),
-        ("a.json", '[{"text": "a", "n": {"x": 1, "x": 2}}]', r"a.json: .*'x' twice"),
-        ("a.csv", "prompt;chosen\na;b;c\n", r"3 fields for 2 columns \(prompt, chosen\).* by ';'"),
-        ("a.csv", "prompt\tchosen\na\tb\tc\n", r"row 1: 3 fields for 2 columns .* by '\\t': put"),
-    ],
-)
-def test_text_files(name: str, content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=message):
-        load(tmp_path / name)
 
 
 def parquet_file(path: Path, **columns: pa.Array) -> Path:

@@ -1,7 +1,5 @@
 """Answers that are exchanged on purpose."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,16 +1,12 @@
 """Numbers that the reward model's loss reads of each pair, and named groups of pairs."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import Dataset
-from omegaconf import DictConfig
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
@@ -19,9 +15,8 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
+from tests.conftest import Compose
 from tests.data.test_reading import config_of
-
-Compose = Callable[[list[str]], DictConfig]
 
 MARGIN = "reward.margin_column=strength"
 SCORES = ["reward.loss=regression", "reward.score_columns=[good,bad]"]

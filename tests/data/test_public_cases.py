@@ -3,57 +3,28 @@
 The numbers are those of a list of 71 public cases; test_layouts.py has those of layouts.
 """
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.base.errors import DataError, RlhfError
-from rlhf.config.choices import Phase, Source, Template
-from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.choices import Phase, Template
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import record_of_observation, render_plain_observation
-from rlhf.data.reading import describe_dataset, load_datasets
-from rlhf.data.records import RawDataset
+from rlhf.data.reading import describe_dataset
 from rlhf.data.splits import PhaseData, check_usable_examples
 from rlhf.data.tokens import Limit, prompt_columns, sft_columns
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rewards.rules import find_last_number
 
+from .row_tables import read, said
 from .test_chat_template import CHATML, INST, NO_SYSTEM, with_template
-from .test_reading import config_of
 
-Rows = list[dict[str, Any]]
+ROWS = "rows.jsonl"
 LIMIT = Limit("max_tokens", 10_000)
 
 
-def said(*turns: str, **keys: Any) -> Rows:
-    """Messages whose roles are the letters in front of the texts; the last also has ``keys``."""
-    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool", "d": "developer"}
-    found = [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
-    return [*found[:-1], found[-1] | keys]
-
-
-def shared(*turns: str) -> Rows:
-    """The same as ShareGPT's messages."""
-    roles = {"u": "human", "a": "gpt", "f": "function_call", "o": "observation", "b": "bing"}
-    return [{"from": roles[turn[0]], "value": turn[1:]} for turn in turns]
-
-
-def read(folder: Path, rows: Rows, **entry: Any) -> RawDataset:
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    named = {"mine": DatasetConfig(path=str(file), **entry)}
-    (found,) = load_datasets(config_of(None, sets=named, source=Source.local), seed=0)
-    return found
-
-
-ASK = said("uHi")
-PARTS = [{"type": "text", "text": "y"}, {"type": "text", "value": "es"}]
-TALK = said("uHi", "aone", "uagain", "atwo")
 PREFERENCE = {"chosen": "fig", "rejected": "drum"}
 
 ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
@@ -61,60 +32,24 @@ ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
 
 def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
     columns = {"prompt": "human(question)", "system": "system", "chosen": "chosen"}
-    raw = read(tmp_path, [ORCA | {"id": 7}], columns=columns)  # 4, 5, 20
+    raw = read(tmp_path / ROWS, [ORCA | {"id": 7}], columns=columns)  # 4, 5, 20
     assert raw.train[0].prompt == "\n\nSystem: Be kind.\n\nHuman: Name a fruit.\n\nAssistant:"
     assert describe_dataset(raw).endswith("not read: rejected, id")
-    rows = [{"messages": said("uHi", "ayes", reasoning_content="hm")}]  # 35
+    rows = [{"messages": [*said("uHi"), said("ayes")[0] | {"reasoning_content": "hm"}]}]  # 35
     thought = (
         "join('', ['<think>', messages[-1].reasoning_content, '</think>', messages[-1].content])"
     )
-    (record,) = read(tmp_path, rows, columns={"prompt": "messages[:-1]", "chosen": thought}).train
+    (record,) = read(
+        tmp_path / ROWS, rows, columns={"prompt": "messages[:-1]", "chosen": thought}
+    ).train
     assert (record.prompt, record.chosen) == (
         "\n\nHuman: Hi\n\nAssistant:",
         " <think>hm</think>yes",
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "parts"),
-    [
-        ("a.jsonl", b'{\n  "prompt": "a"\n}', ["row 1: not JSON", "call a file .json"]),  # 29
-        ("a.csv", b"sep=;\nprompt;chosen\na;b;c\n", ["3 fields for 2 columns"]),  # 33
-        ("a.jsonl", '{"prompt": "a"}'.encode("utf-16"), ["not UTF-8 text"]),  # 33
-    ],
-)
-def test_files_are_refused_by_name(
-    name: str, content: bytes, parts: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as refused:
-        load_datasets(config_of(tmp_path), seed=0)
-    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
-
-
-NAMES = "valid dev eval my-validation dev-00000-of-00001 HH.Val2 testset"
-
-
-@pytest.mark.parametrize("name", NAMES.split())
-def test_files_named_for_evaluation_are_held_out_and_printed(name: str, tmp_path: Path) -> None:
-    for file in ("train", name):  # 28
-        (tmp_path / f"{file}.jsonl").write_text(json.dumps({"prompt": file, **PREFERENCE}) + "\n")
-    (found,) = load_datasets(config_of(tmp_path), seed=0)
-    assert [record.prompt for record in found.eval or []] == [name]
-    assert describe_dataset(found).endswith(f"trains on train.jsonl, holds out {name}.jsonl")
-
-
-@pytest.mark.parametrize("name", ["values", "latest", "train_dev", "validated"])
-def test_other_files_are_trained_on(name: str, tmp_path: Path) -> None:
-    for file in ("train", name):
-        (tmp_path / f"{file}.jsonl").write_text(json.dumps({"prompt": file, **PREFERENCE}) + "\n")
-    (found,) = load_datasets(config_of(tmp_path), seed=0)
-    assert (len(found.train), found.eval) == (2, None)
-
-
 def test_advice_names_phases_that_the_data_supports(tmp_path: Path) -> None:
-    records = read(tmp_path, [{"prompt": f"{n}"} for n in range(4)]).train  # 22
+    records = read(tmp_path / ROWS, [{"prompt": f"{n}"} for n in range(4)]).train  # 22
     parts = {phase: PhaseData(records, records) for phase in (Phase.sft, Phase.reward, Phase.ppo)}
     with pytest.raises(DataError, match=r"sft phase finds no responses.*supports: phase=ppo\.$"):
         check_usable_examples(parts, [Phase.sft])
@@ -150,7 +85,7 @@ def test_messages_reach_the_template_as_they_are(
     if layout == "human":
         row = {"q": talk[0]["content"], "a": talk[1]}
         columns = {"prompt": "human(q)", "chosen": "a"}
-    rows = list(enumerate(read(tmp_path, [row], columns=columns).train))
+    rows = list(enumerate(read(tmp_path / ROWS, [row], columns=columns).train))
     encoder = Encoder(tokenizer, Template.chat)
     whole = tokenizer.apply_chat_template(talk, tokenize=False).rstrip("\n")
     opening = tokenizer.apply_chat_template(talk[:-1], tokenize=False, add_generation_prompt=True)
@@ -163,7 +98,7 @@ def test_messages_reach_the_template_as_they_are(
 def test_an_answer_of_text_keeps_its_indentation(tmp_path: Path) -> None:
     tokenizer = with_template(CHATML)  # 41
     rows = [{"prompt": "Code?", "completion": answer} for answer in ("    x", " x", "x")]
-    records = list(enumerate(read(tmp_path, rows).train))
+    records = list(enumerate(read(tmp_path / ROWS, rows).train))
     columns, _ = sft_columns(records, Encoder(tokenizer, Template.chat), LIMIT)
     texts = [tokenizer.decode(ids).rpartition("assistant\n")[2] for ids in columns["ids"]]
     assert texts == ["    x<|im_end|>", "x<|im_end|>", "x<|im_end|>"]
@@ -175,14 +110,14 @@ def test_rows_that_a_template_cannot_render_are_counted_with_the_first_place(
     rows = [{"messages": said("uHi", f"a{n}")} for n in range(8)]  # 37
     rows[3] = rows[6] = {"messages": said("sBe kind.", "uHi", "ayes")}
     encoder = Encoder(with_template(GEMMA), Template.chat)
-    records = list(enumerate(read(tmp_path, rows).train))
+    records = list(enumerate(read(tmp_path / ROWS, rows).train))
     for make in (sft_columns, prompt_columns):
         columns, left_out = make(records, encoder, LIMIT)
         assert len(columns["ids"]) == 6
         ((reason, count),) = left_out.items()
         assert count == 2
         assert reason.startswith("the chat template fails on messages of system, user (Templat")
-        assert reason.endswith(f"(first: {tmp_path / 'rows.jsonl'}, row 4)")
+        assert reason.endswith(f"(first: {tmp_path / ROWS}, row 4)")
     with pytest.raises(
         DataError, match=r"fails on messages of.*for 2 of 3 examples \(first: .* row"
     ):

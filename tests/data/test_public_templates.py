@@ -4,8 +4,6 @@ The texts are those that TRL's wheel ships (Apache-2.0), read from it and not im
 templates of models on the hub, and TRL's changes of these for training (``_training``).
 """
 
-from __future__ import annotations
-
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any

@@ -1,30 +1,25 @@
 """Whatever holds the rows, the same records come out; whatever is wrong is said with its place."""
 
-from __future__ import annotations
-
-import csv
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
-from omegaconf import DictConfig
-from pyarrow import Table, parquet
 
 from rlhf.base.errors import ConfigError, DataError
-from rlhf.config.choices import Phase, Source, Template
+from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.splits import divide_over_phases
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options import DataConfig
+from tests.conftest import Compose
+
+from .row_tables import Rows, config_of, write
 
 HH = Path(__file__).parents[3] / "shared" / "data" / "hh_harmless_dev.jsonl"
-Rows = list[dict[str, Any]]
 
 
 def rows_of(name: str, count: int = 2) -> Rows:
@@ -40,50 +35,9 @@ def as_texts(dataset: RawDataset) -> list[Record]:
     return [record._replace(messages=None, place=None) for record in dataset.train]
 
 
-def config_of(path: object, **changes: Any) -> DataConfig:
-    settings: dict[str, Any] = {
-        "source": Source.local,
-        "path": str(path) if isinstance(path, Path) else path,
-        "sets": {},
-        "eval_path": None,
-        "eval_share": 0.1,
-        "split": [2, 4, 4],
-        "size": 0,
-        "subset": None,
-        "revision": None,
-        "train_split": "train",
-        "eval_split": None,
-        "clean": False,
-        "deduplicate": False,
-        "template": Template.plain,
-        "bucket_by_length": True,
-        "ptx_path": None,
-        "ptx_subset": None,
-        "ptx_column": "text",
-        "cache_dir": "unused",
-    }
-    return DataConfig(**{**settings, **changes})
-
-
 def load(path: object, **changes: Any) -> RawDataset:
     (dataset,) = load_datasets(config_of(path, **changes), seed=0)
     return dataset
-
-
-def write(path: Path, rows: Rows) -> Path:
-    """``rows`` in the format of the file's extension."""
-    if path.suffix == ".parquet":
-        parquet.write_table(Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        with path.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, rows[0].keys())
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows), encoding="utf-8")
-    else:
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -107,7 +61,7 @@ def test_file_formats_give_the_same_records(tmp_path: Path, suffix: str) -> None
     assert dataset.name == str(tmp_path / f"data{suffix}")
 
 
-ROW = '{"prompt": "a"}'
+ROW, LONG = '{"prompt": "a"}', "9" * 5000
 TURNS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
 
 
@@ -149,6 +103,12 @@ def test_shapes_of_json(tmp_path: Path, text: str, count: int) -> None:
         ("a.csv", "prompt,x\na,b\n\nc\n", r"a\.csv, row 2: 1 fields for 2 columns \(prompt, x\)"),
         ("a.csv", "prompt,prompt\na,b\n", r"a\.csv: the header names a column twice: prompt, pro"),
         ("a.csv", 'prompt\na\n"b', r"a\.csv, row 2: unexpected end of data \(texts of over 131072"),
+        ("a.jsonl", f'{ROW}\n{{"text": {LONG}}}\n', r"a.jsonl, row 2: .*5000 digits"),
+        ("a.json", f'[{{"text": {LONG}}}]', r"a.json: .*5000 digits"),
+        ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a.jsonl, row 1: .*'text' twice"),
+        ("a.json", '[{"text": "a", "n": {"x": 1, "x": 2}}]', r"a.json: .*'x' twice"),
+        ("a.csv", "prompt;chosen\na;b;c\n", r"3 fields for 2 columns \(prompt, chosen\).* by ';'"),
+        ("a.csv", "prompt\tchosen\na\tb\tc\n", r"row 1: 3 fields for 2 columns .* by '\\t': put"),
         ("a.parquet", "prompt", r"a\.parquet: not a parquet file \("),
         (
             "a.txt",
@@ -171,11 +131,9 @@ def test_byte_order_mark_is_no_text(tmp_path: Path, name: str, text: str) -> Non
     assert prompts(load(tmp_path / name).train) == ["a"]
 
 
-@pytest.mark.parametrize("suffix", [".parquet"])
-def test_rows_are_numbered_from_one(tmp_path: Path, suffix: str) -> None:
-    file = write(tmp_path / f"a{suffix}", [{"prompt": 5}])
-    with pytest.raises(DataError, match=rf"a\{suffix}, row 1: column 'prompt'"):
-        load(file)
+def test_rows_of_parquet_are_numbered_from_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: column 'prompt'"):
+        load(write(tmp_path / "a.parquet", [{"prompt": 5}]))
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
@@ -427,7 +385,7 @@ def test_columns_of_every_set_are_checked_before_any_is_read() -> None:
 
 @pytest.mark.parametrize("language", ["english", "chinese", "japanese"])
 def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
-    language: str, compose: Callable[[list[str]], DictConfig]
+    language: str, compose: Compose
 ) -> None:
     config = to_run_config(compose([f"data=sample_{language}"]))
     (dataset,) = load_datasets(config.data, seed=config.seed)

@@ -1,7 +1,5 @@
 """Data is divided without loss, without leaks, and always the same way."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """The synthetic task: its answers, its gold scores and its preferences."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter, defaultdict

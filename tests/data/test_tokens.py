@@ -1,7 +1,5 @@
 """Token ids of the three phases: the same ending in all of them, and nothing lost in silence."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
