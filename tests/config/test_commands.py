@@ -1,7 +1,5 @@
 """Commands that are refused by key and value, and commands that are not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -21,7 +19,9 @@ OF_HYDRA = "Multiple values for zero|Could not delete from config|Error merging 
 
 
 def commands(name: str) -> list[str]:
-    lines = (FOLDER / name).read_text().splitlines()
+    """Return the lines of a file of this folder, and of the files that options have."""
+    files = [FOLDER / name, *sorted(FOLDER.parent.glob(f"options/*/{name}"))]
+    lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in lines if not line.startswith("# ")]
 
 

@@ -4,8 +4,6 @@ Triton's interpreter runs the kernels, if TRITON_INTERPRET=1. Each of them gives
 does not compile, and CUDA graphs compute nothing.
 """
 
-from __future__ import annotations
-
 import runpy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels are compared with torch; what differs or does not run is replaced, with one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What the planner counts of sampling beside training (rollout.overlap)."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlhf.config.choices import Phase

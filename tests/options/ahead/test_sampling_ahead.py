@@ -1,7 +1,5 @@
 """Rollouts of older weights: sampled in turn, in other processes, and across an interruption."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

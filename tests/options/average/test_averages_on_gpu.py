@@ -1,7 +1,5 @@
 """An average on the host is whole when it is read, and costs no wait while it is updated."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

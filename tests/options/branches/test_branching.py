@@ -1,7 +1,5 @@
 """Steps of responses, returns of branches, and advantages of steps, beside slow loops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

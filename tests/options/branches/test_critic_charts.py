@@ -1,7 +1,5 @@
 """The report's charts of the critic beside true values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,9 +1,6 @@
 """True values: branches against all continuations, checks of the critic, Monte-Carlo targets."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -34,12 +30,11 @@ from rlhf.phases.shared.scoring import ModelScores
 from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import varies_between_runs
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import maker_of, source
 from tests.phases.ppo.test_phase import SHORT
 from tests.phases.run_pieces import run_context
 from tests.plain_engine import PlainEngine
-
-Compose = Callable[[list[str]], DictConfig]
 
 PAD, END, WORDS = 0, 1, (2, 3, 4)
 TOKENS = 3  # of a response, at most

@@ -1,7 +1,5 @@
 """Measures of a critic, from states of which everything is known."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

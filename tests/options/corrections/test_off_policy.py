@@ -3,8 +3,6 @@
 tests/algorithms/test_against_reference.py compares every level and mode with a slow loop.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

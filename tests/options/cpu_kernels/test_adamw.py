@@ -1,7 +1,5 @@
 """The AdamW kernel on numbers that fp32 holds exactly, and its sum of squares."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

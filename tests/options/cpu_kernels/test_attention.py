@@ -1,7 +1,5 @@
 """Attention by matrix products is eager attention, forward and backward, wherever it steps in."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled layers compute what plain layers do; a layer with a KV cache is not compiled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

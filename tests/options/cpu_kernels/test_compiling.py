@@ -1,7 +1,5 @@
 """Compile C where it runs: once for each CPU, and without harm if it cannot be done."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The steps of compiled forward passes against torch in fp32, on every instruction set."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -3,8 +3,6 @@
 test_decode.py has the steps of a forward pass.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

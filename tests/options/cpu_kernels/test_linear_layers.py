@@ -1,7 +1,5 @@
 """Products by oneDNN: values and gradients are those of nn.Linear."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

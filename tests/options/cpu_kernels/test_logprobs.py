@@ -1,7 +1,5 @@
 """The kernel for log-probabilities and draws, against torch in fp64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

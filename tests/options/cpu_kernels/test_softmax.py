@@ -1,7 +1,5 @@
 """Softmax of attention scores and its gradient against torch in fp64, on every instruction set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

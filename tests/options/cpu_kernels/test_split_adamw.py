@@ -1,7 +1,5 @@
 """AdamW on split masters: against torch's, with the kernel and without; nothing is lost."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Scores of an ensemble, combined by three rules."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

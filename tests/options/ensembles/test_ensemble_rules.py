@@ -1,50 +1,9 @@
-"""Rules for the members of a reward model: each refusal names the key, its value and a way out."""
+"""What the members of a reward model change; bad_commands.txt has what is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-import pytest
-from omegaconf import DictConfig
-
-from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of, values_that_affect
 from rlhf.config.freeze import to_run_config
-
-Compose = Callable[[list[str]], DictConfig]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (["reward.members=0"], ["reward.members=0", "above 0"]),
-        (
-            ["reward.members=5", "model@reward_model=gold", "phase=pipeline_rule"],
-            ["reward.members=5", "no reward model"],
-        ),
-        (
-            ["reward.members=5", "lora=all", "model=pretrained", "model.path=x"],
-            ["reward.members=5 with adapters", "lora.roles"],
-        ),
-        (["reward.members=5", "zero=stage3"], ["reward.members=5", "stage 3", "zero=stage2"]),
-        (
-            ["reward.members=5", "zero=stage2", "zero.reward_stage=3"],
-            ["reward.members=5", "stage 3"],
-        ),
-        (
-            ["reward.members=5", "checkpoint.best=reward/eval_accuracy"],
-            ["reward.members=5", "checkpoint.best=reward/eval_accuracy", "checkpoint.best=null"],
-        ),
-    ],
-)
-def test_members_that_do_not_suit_the_run_are_refused(
-    overrides: list[str], parts: list[str], compose: Compose
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        to_run_config(compose(overrides))
-    for part in parts:
-        assert part in str(caught.value)
+from tests.conftest import Compose
 
 
 def test_only_averaged_weights_change_the_training(compose: Compose) -> None:

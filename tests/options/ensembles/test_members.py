@@ -1,7 +1,5 @@
 """Members against whole models: values, gradients and copies, for every family of models."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,14 +1,11 @@
 """Members of a reward model: each learns as if it were alone, and the ensemble is saved whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,10 +33,10 @@ from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.step_signals import StoppedError, StopRequests
 from rlhf.run.console import build_console
 from rlhf.run.phase_state import checkpoint_folders, load_checkpoint
+from tests.conftest import Compose
 from tests.phases.run_pieces import Notes
 from tests.phases.test_fixed_examples import EVAL, TRAIN
 
-Compose = Callable[[list[str]], DictConfig]
 MakeContext = Callable[..., RunContext]
 
 SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:16,"

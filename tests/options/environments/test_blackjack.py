@@ -3,8 +3,6 @@
 ``python -m tests.options.environments.test_blackjack`` prints the largest expected return.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

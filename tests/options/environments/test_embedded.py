@@ -1,7 +1,5 @@
 """The embedded environments: equal replays, optimal players, and turns that cannot be read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from random import Random

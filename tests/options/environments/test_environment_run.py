@@ -1,20 +1,14 @@
 """Runs with an environment, as users start them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlhf.base.errors import ConfigError
 from rlhf.chat.__main__ import main as chat
-from rlhf.config.freeze import to_run_config
 from rlhf.evaluate.__main__ import main as evaluate
 from rlhf.gpu_check.runs import differing_files
-from rlhf.runtime.start_checks import check_before_start
-from tests.conftest import Compose
 from tests.runs import (
     EPISODES,
     KEEP_ALL,
@@ -24,7 +18,6 @@ from tests.runs import (
     launch,
     metrics,
     unfinished_copy,
-    words_that_are_read,
 )
 from tests.soak import EVERY_STEP, progress, soak
 
@@ -118,30 +111,6 @@ def test_a_kill_at_a_random_moment_changes_nothing(tmp_path: Path) -> None:
     soak(killed, words, kills=1, lines=progress(whole), seed=2, say=said.append)
     assert len(said) == 1, said
     assert differing_files(killed, whole) == [], said
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["environment=none"], "rewards with kind=environment and environment.kind=none"),
-        (["rollout=hybrid_engine"], "kind=number_guessing with rollout.backend=hybrid_engine"),
-        (["environment.max_tokens=3"], "environment.max_tokens=3: an episode is shorter than one"),
-        (["environment=gymnasium"], "environment.id is missing: kind=gymnasium needs it"),
-        (["data=synthetic"], "environment.kind=number_guessing with data.source=synthetic"),
-        (["environment.id=x"], "environment.id=x: kind=number_guessing does not read it"),
-        (["phase=pipeline_dpo"], "environment.kind=number_guessing with the dpo phase"),
-        (["ppo.scale_reward=running"], "kind=number_guessing with ppo.scale_reward=running"),
-        (
-            ["ppo.gae_unit=turn", "ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"],
-            "with ppo.gae_unit=turn and ppo.advantage_estimator=rloo: only gae has time steps",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(compose: Compose, words: list[str], reason: str) -> None:
-    overrides = words_that_are_read([*TINY_RUN, *EPISODES, *words])
-    with pytest.raises(ConfigError) as refused:
-        check_before_start(to_run_config(compose(overrides)))
-    assert reason in str(refused.value)
 
 
 def test_an_environment_of_ones_own(run_dir: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Episodes of a small policy: token-exact, whoever else is there and however late they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
@@ -9,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
@@ -30,9 +27,9 @@ from rlhf.options.environments.responses import EnvironmentPartner
 from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.rollout.hf import HfRollout
+from tests.conftest import Compose
 from tests.plain_engine import PlainEngine
 
-Compose = Callable[[list[str]], DictConfig]
 TEXTS = ["\n\nHuman: guess 1 to 10\n\nAssistant: 1 2 3 4 5 6 7 8 9 10\n\nHuman: higher lower right"]
 TOKENIZER = train_tokenizer(TEXTS * 20, vocab_size=300)
 PROMPT = "\n\nHuman: guess 1 to 10\n\nAssistant:"

@@ -1,7 +1,5 @@
 """Episodes in the scheduler: turns, parked rows and observations, on a decoder that is a table."""
 
-from __future__ import annotations
-
 from functools import partial
 from random import Random
 

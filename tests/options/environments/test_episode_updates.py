@@ -1,15 +1,11 @@
 """A PPO step on episodes: what is learned, against loops in float64, and what must not matter."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.types import LogprobOptions, Rollout, TermScores
@@ -26,6 +22,7 @@ from rlhf.phases.shared.scoring import (
     score_responses,
 )
 from tests.algorithms import loop_reference as reference
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import (
     MICRO,
     TEMPERATURE,
@@ -34,7 +31,6 @@ from tests.phases.ppo.ppo_pieces import (
     some_rollout,
 )
 
-Compose = Callable[[list[str]], DictConfig]
 # The turn of each token; -1: an observation, and padding behind the last turn.
 TURNS = torch.tensor([[0, 0, 0, -1, -1], [0, 0, -1, 1, 1], [0, -1, -1, -1, -1], [0, -1, 1, 1, -1]])
 REWARDS = torch.tensor([[0, 0, 1.5, 0, 0], [0, 0.5, 0, 0, 1], [-1, 0, 0, 0, 0], [0.25, 0, 0, 2, 0]])

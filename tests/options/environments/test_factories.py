@@ -1,7 +1,5 @@
 """Which environment a configuration makes, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

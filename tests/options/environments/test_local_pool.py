@@ -1,7 +1,5 @@
 """The pool in this process: failures are replies, and ended episodes are forgotten."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,27 +1,24 @@
 """An episode that a model plays in the place of a chat."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.chat.talker import SampledAnswer
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.data.encoding import Encoder
 from rlhf.options.environments.chat import play_episode
+from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
 from tests.runs import EPISODES
 
 
 @pytest.mark.parametrize("why", ["ended", "cut"])
 def test_every_answer_is_followed_by_one_end_token(
-    why: str, compose: Callable[[list[str]], DictConfig], tmp_path: Path
+    why: str, compose: Compose, tmp_path: Path
 ) -> None:
     words = ["experiment=smoke", *EPISODES, "environment.max_turns=3", "data.template=plain"]
     config = to_run_config(compose(words))

@@ -1,7 +1,5 @@
 """Environments that misbehave in a process pool: counted exactly, and unnoticed by others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

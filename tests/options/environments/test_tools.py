@@ -1,7 +1,5 @@
 """Both forms of an environment in a few lines, and calls of tools that cannot be made."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advantages over tokens with holes: observations between the turns of an episode."""
 
-from __future__ import annotations
-
 import math
 
 import torch

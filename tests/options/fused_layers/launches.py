@@ -6,8 +6,6 @@ launch, which reads its inputs once and writes its outputs once. Triton kernels 
 their launches is counted in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

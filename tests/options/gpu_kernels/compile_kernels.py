@@ -3,8 +3,6 @@
 It prints what each kernel needs: registers, bytes spilled and shared memory.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

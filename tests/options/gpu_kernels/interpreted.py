@@ -4,8 +4,6 @@ Triton reads the variable when it is imported. In a process that is forked with 
 Triton is imported again.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

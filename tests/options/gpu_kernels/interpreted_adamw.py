@@ -4,8 +4,6 @@ They pass the tests of the C kernel and of SplitAdamW. The tensors that they wor
 a part, which is here one block or two.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

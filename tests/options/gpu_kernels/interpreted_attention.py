@@ -1,7 +1,5 @@
 """attention_triton.py by Triton's interpreter, on a CPU; test_triton.py starts this file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The kernels pass the tests of the C kernel, here with blocks of 1024 logits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """AdamW on a GPU: parts of parameters, and the number of launches."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

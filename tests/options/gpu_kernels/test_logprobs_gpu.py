@@ -1,7 +1,5 @@
 """Log-probabilities on a GPU: the traffic of the output layer, and each device's kernel."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Triton is part of the tests' environment, in the version that the pinned torch requires on GPUs.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable

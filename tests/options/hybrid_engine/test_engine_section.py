@@ -1,11 +1,6 @@
 """DeepSpeed's section hybrid_engine, golden, from what is typed on the command line."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
-
-from omegaconf import DictConfig
 
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype, Phase
@@ -14,8 +9,7 @@ from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.models.model_uses import models_in_phase
 from rlhf.options import hooks_of
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 HYBRID = ["rollout=hybrid_engine", "hardware=8xa100_80g", "zero=stage3"]
 PLAIN = {

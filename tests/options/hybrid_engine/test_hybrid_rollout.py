@@ -5,10 +5,7 @@ which shows everything but the kernels: that its layers fit transformers 5, that
 and that they read the weights as they are now.
 """
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from rlhf.algorithms.schedule import build_lr_schedule
@@ -55,6 +51,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import describe_undocumented_metric
+from tests.conftest import Compose
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model
@@ -392,7 +389,7 @@ def test_kernels_agree_with_the_model_on_a_gpu(stage: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("torch_kernels")
 def test_ppo_learns_from_its_rollouts(
-    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of PPO on the CPU: its rules and the look at the machine are passed over."""
     monkeypatch.setattr(backends, "hybrid_engine_unavailable_reason", lambda **_: None)

@@ -1,7 +1,5 @@
 """KTO's loss and its mismatched responses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """KTO learns what it should of marked responses, however a step is divided."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

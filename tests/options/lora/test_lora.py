@@ -1,7 +1,5 @@
 """Adapters: off is the base, merged is the live model, and folders that peft reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

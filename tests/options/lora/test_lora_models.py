@@ -1,19 +1,12 @@
 """Which models have adapters, and how fast these learn."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-from omegaconf import DictConfig
-
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.options.lora.keys import LoraRole
 from rlhf.options.lora.models import LORA_ROLES, change_optimizer_settings, find_lora_settings
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def test_each_role_has_its_adapters(compose: Compose) -> None:

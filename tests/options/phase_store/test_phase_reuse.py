@@ -1,15 +1,11 @@
 """What happens to finished phases before and after a run: verified, cleaned up, stored, reused."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.config.choices import Dtype, Phase
@@ -20,9 +16,9 @@ from rlhf.options.phase_store.phases import compute_store_key, store_phase
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import finish_phase
 from rlhf.runtime.phase_runs import verify_finished_phases
+from tests.conftest import Compose
 from tests.runs import TINY_RUN, launch, new_cache
 
-Compose = Callable[[list[str]], DictConfig]
 SFT = [word for word in TINY_RUN if not word.startswith(("ppo", "reward", "rollout"))]
 
 

@@ -1,7 +1,5 @@
 """The store of phases: keys change with what a phase depends on, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -9,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
@@ -17,8 +14,7 @@ from rlhf.options.phase_store.__main__ import main
 from rlhf.options.phase_store.phase_store import PhaseStore, phase_key
 from rlhf.run.finished_phase import finish_phase, iterate_metrics, link_phase
 from rlhf.run.results import read_phase_result, write_json
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def keys(compose: Compose, *overrides: str, data: str = "d", code: str = "c") -> list[str]:

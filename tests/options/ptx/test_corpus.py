@@ -1,7 +1,5 @@
 """The corpus beside PPO: blocks that hold every token once, whatever the text came in."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import chain
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
@@ -20,6 +17,7 @@ from rlhf.data.splits import PhaseData
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import DataConfig
 from rlhf.options.ptx.corpus import build_ptx_blocks, cut_into_blocks, cut_texts, load_ptx_texts
+from tests.conftest import Compose
 
 TEXTS = [f"text number {n} of many" for n in range(20)]
 
@@ -30,7 +28,7 @@ def tokenizer():
 
 
 @pytest.fixture
-def config(compose: Callable[[list[str]], DictConfig]) -> DataConfig:
+def config(compose: Compose) -> DataConfig:
     return to_run_config(compose(["data.eval_share=0.25", "data.template=plain"])).data
 
 

@@ -1,14 +1,10 @@
 """The corpus beside PPO: one optimiser step sees both gradients, each with its weight."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
@@ -18,9 +14,8 @@ from rlhf.config.freeze import to_run_config
 from rlhf.options.ptx.corpus import PtxBlocks
 from rlhf.options.ptx.hooks import CorpusHook, PtxCorpus, corpus_perplexity
 from rlhf.phases.ppo.loop import PPOTrainer
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import PARTS, assert_gradient, separate_engine, some_rollout
-
-Compose = Callable[[list[str]], DictConfig]
 
 PLAN = BatchPlan(per_rank=3, micro=2, accumulation=2)  # the second micro-batch has one block
 BLOCKS = [

@@ -1,14 +1,10 @@
 """DAPO's dynamic sampling: which prompts are replaced, by what, and how often."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
@@ -17,8 +13,8 @@ from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.step_metrics import equal_scores_mask
 from rlhf.phases.ppo.targets import TargetMaker
+from tests.conftest import Compose
 
-Compose = Callable[[list[str]], DictConfig]
 SIZE, GROUPS = 2, 4
 STEPS_DONE = 7
 # Scores of both responses to each prompt, by attempt; a prompt is replaced if they are equal.

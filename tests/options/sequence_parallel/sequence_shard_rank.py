@@ -1,7 +1,5 @@
 """One rank of test_sequence_parts: the losses and gradients of its part, summed over the ranks."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """SFT on two ranks that share each sequence takes the steps of one rank."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans of SFT whose sequences are shared by ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

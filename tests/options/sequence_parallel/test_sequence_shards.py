@@ -1,7 +1,5 @@
 """Two ranks that share each sequence compute what one rank computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

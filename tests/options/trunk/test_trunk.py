@@ -1,7 +1,5 @@
 """The shared trunk against separate models: logits, values, what is trained, and what is saved."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

