@@ -1,7 +1,5 @@
 """Data files that no phase can use, or of which it must say what it skips."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

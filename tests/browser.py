@@ -1,7 +1,5 @@
 """Pages in headless Chromium: what they show, what they complain about, and whom they shut out."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The comments at the top of the files in conf/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ all keys, so what ``TOGETHER`` reads does not count. A key of a class that two g
 written as both keys, with a space between them.
 """
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """What every test relies on: a CPU, no network, its own cache, and a way to compose configs."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Read what a command prints with --json, and compare it with the command's schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ NAME is a file's path in the run directory, see ``name_of``. Rust code writes we
 tokenizers: its errors are plain exceptions with the number in their text.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -3,8 +3,6 @@
 ``python -m tests.emulated_fp16`` is launch.py on such a CPU.
 """
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

@@ -7,8 +7,6 @@ and critic must be the same (digests.jsonl), and at the end every file and metri
 task, engine and number of ranks.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

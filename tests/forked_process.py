@@ -5,8 +5,6 @@ process that fork_server.py has forked gets them here, and then runs a program a
 does, from its command line to its exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

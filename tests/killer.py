@@ -7,8 +7,6 @@ KILL_AT is PHASE:STEP, before the metrics of the step are on the drive; PHASE:ST
 the updates of a rollout; or PHASE:STEP:save, when half of the checkpoint of the step is written.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

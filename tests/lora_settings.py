@@ -1,7 +1,5 @@
 """LoRA settings for tests, with a default for every key."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rlhf.base.seams import Extension

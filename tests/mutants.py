@@ -7,8 +7,6 @@ fault are those that name its module, that stand in the file or folder that mirr
 commands if it is a rule, and those of models' weights if it is a cost.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

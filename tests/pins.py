@@ -9,8 +9,6 @@ Everything goes through launch.py and files of run directories, so any module ma
 valid on the machine that wrote them: other CPUs and libraries round differently.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Engines without DeepSpeed, for tests of what runs on one: the module as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

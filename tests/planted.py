@@ -6,8 +6,6 @@ Each line of ``planted.jsonl`` has the path of a file, a text that occurs in it 
 brings a repaired fault back, and the test of ``make test`` that is red with it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Hydra composes some 40 files for every run that a test starts or plans; here it is quicker."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable

@@ -9,8 +9,6 @@ result, and two computations lie within twice that. The errors of a chain of lay
 the terms of all sums on the way to the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Short runs of the whole program, as users start them and inside the test's own process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ last attempt finishes must equal a run that nobody killed, bit for bit, and leav
 half-written file, held lock or process.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

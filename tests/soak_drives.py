@@ -6,8 +6,6 @@ One run is stopped at each of its files by a full drive, and continued by the sa
 with a read-only drive and an exhausted quota.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

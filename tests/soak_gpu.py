@@ -10,8 +10,6 @@ precision the losses of SFT and of the reward model, and log-probs of rollout an
 that the time does not reach are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import math

@@ -7,8 +7,6 @@ of DPO), and inside the updates of a PPO rollout. Resumed each time, it must equ
 never killed, bit for bit in weights, metrics, samples and results.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@
 An honest run that is accused is a fault; so are two cheats of 100 that are not found.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

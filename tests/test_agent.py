@@ -1,7 +1,5 @@
 """A program that has only AGENTS.md goes from a file of data to a compared result to pass on."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Bad input of every kind: one message that says what to mend, and exit code 2."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from collections.abc import Callable

@@ -4,19 +4,15 @@ Damaged model folders and weights are in tests/models/test_damaged_folders.py, r
 plans and runs refuse alike in tests/jobs/test_data_refusals.py; tests/fuzz draws others.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import DictConfig
 
 import rlhf.export
 import rlhf.report.__main__
@@ -33,8 +29,7 @@ from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.runtime.launch_mode import launch_mode
 from rlhf.runtime.rendezvous import replace_rank_counts
 from tests.bad_inputs import FILES, GOOD, MANY
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def local(compose: Compose, path: Path, eval_path: str | None = None) -> RunConfig:

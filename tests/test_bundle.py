@@ -1,7 +1,5 @@
 """Bundles: one file of a run without its weights, and the run that somebody else gets from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,9 +1,6 @@
 """Exported folders, their model cards, and what is sent to the hub."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +8,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from transformers import AutoModelForCausalLM
 
 from rlhf.config.choices import Device, Dtype, TrainingEngine
@@ -25,6 +21,7 @@ from rlhf.run.model_card import origin_sections
 from rlhf.run.model_folder import save_model
 from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.run.results import INPUTS, phase_result_path, write_json
+from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     disturb,
@@ -35,8 +32,6 @@ from tests.models_on_disk import (
     whole_state,
 )
 from tests.rounding import assert_near, terms_of
-
-Compose = Callable[[list[str]], DictConfig]
 
 SPEC = lora_config()
 TOKEN = "hf_" + "a" * 30
@@ -75,7 +70,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture
-def run(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Run:
+def run(tmp_path: Path, compose: Compose) -> Run:
     words = ["experiment=smoke", "ppo.kl_ctl=0.3", "name=a|b"]
     folder, base = tmp_path / "run", tmp_path / "base"
     folder.mkdir()

@@ -1,11 +1,8 @@
 """Hostile words, files and texts are answered in one line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle
-from collections.abc import Callable
 from contextlib import ExitStack
 from io import StringIO
 from pathlib import Path
@@ -16,7 +13,6 @@ import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig
 from optuna.storages.journal import JournalFileSymlinkLock
 from rich.console import Console as RichConsole
 
@@ -44,6 +40,7 @@ from rlhf.report.page import LocalRequest, LocalServer
 from rlhf.run.phase_state import remove_stale_checkpoints
 from rlhf.watch.__main__ import build_draw_function
 from rlhf.watch.progress import _is_process_alive
+from tests.conftest import Compose
 from tests.fuzz import stores
 from tests.fuzz.case import Case, Verdict, judged
 from tests.fuzz.command_words import START, launched
@@ -78,7 +75,7 @@ def test_an_interpolation_without_a_value_is_one_message(
 
 
 def test_a_long_value_is_shortened_in_its_message(
-    compose: Callable[[list[str]], DictConfig],
+    compose: Compose,
 ) -> None:
     with pytest.raises(ConfigError, match=r"^sft\.lr=x+\.\.\.: expected a number") as caught:
         to_run_config(compose(["sft.lr=" + "x" * 5000]))
@@ -105,7 +102,7 @@ def test_a_lock_of_another_kind_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_run_that_a_full_drive_ended_can_be_begun_again(
-    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left", str(tmp_path))

@@ -1,7 +1,5 @@
 """launch.py as users start it; runs themselves are tested with the runtime."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import socket

@@ -1,24 +1,20 @@
 """parity.yaml: no flag of other programs is left out, its keys exist, its tests exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import rlhf
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types, suggested_keys
 from tests.config.test_other_names import is_word
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,7 +1,5 @@
 """The quicker composition of the tests gives what Hydra and OmegaConf give by themselves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

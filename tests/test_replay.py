@@ -1,7 +1,5 @@
 """python -m rlhf.replay: steps of a run are taken again, and compared bit for bit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

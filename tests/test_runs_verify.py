@@ -1,7 +1,5 @@
 """python -m rlhf.runs verify: planted cheats are found by name, and honest runs pass."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

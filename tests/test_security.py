@@ -1,7 +1,5 @@
 """What SECURITY.md promises and no other test checks, and that every test which it names exists."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -11,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import FORMS
@@ -26,6 +23,7 @@ from rlhf.report.summary import answers_side_by_side
 from rlhf.run.finished_phase import copy_phase_lines
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.runtime.worker import refuse_output_links
+from tests.conftest import Compose
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))
@@ -104,9 +102,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_secret_in_the_command_is_refused_and_not_repeated(
-    name: str, compose: Callable[[list[str]], DictConfig]
-) -> None:
+def test_a_secret_in_the_command_is_refused_and_not_repeated(name: str, compose: Compose) -> None:
     value = EXAMPLES[name]
     with pytest.raises(ConfigError) as caught:
         to_run_config(compose([f"model.tokenizer='{value}'"]))
@@ -114,7 +110,7 @@ def test_a_secret_in_the_command_is_refused_and_not_repeated(
     assert value not in str(caught.value)
 
 
-def test_commits_and_folders_are_not_secrets(compose: Callable[[list[str]], DictConfig]) -> None:
+def test_commits_and_folders_are_not_secrets(compose: Compose) -> None:
     commit = "0123456789abcdef" * 2 + "01234567"
     hub = ["model=opt_125m", f"model.revision={commit}", f"model.path=/hub/snapshots/{commit}"]
     to_run_config(compose(hub))
@@ -151,7 +147,7 @@ def test_a_command_that_reads_a_secret_is_refused(word: str) -> None:
 def test_a_value_that_is_a_secret_of_the_environment_is_refused(
     word: str,
     key: str,
-    compose: Callable[[list[str]], DictConfig],
+    compose: Compose,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_PASSWORD", SECRET_ENVIRONMENT["MY_PASSWORD"])

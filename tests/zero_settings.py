@@ -1,7 +1,5 @@
 """The ZeRO settings of conf/zero, for tests that start engines without a composed config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -11,8 +11,6 @@ and rewards and values beyond that are zeroed. Which of them puts the score on t
 on whether the padding is an id of its own (early) or the end token's (late).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

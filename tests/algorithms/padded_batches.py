@@ -1,7 +1,5 @@
 """Ragged batches for property tests. Shapes: B = sequences, T = tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

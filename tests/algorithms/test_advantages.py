@@ -1,7 +1,5 @@
 """Scores, rewards and advantages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -8,8 +8,6 @@ here, small, so that the difference can be seen. Some of it is tested where it b
 without a trained head) in ``tests/models/test_build.py``, 17 (resuming) in ``tests/runtime``.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Direct preference optimisation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Positions, sums and whitening under masks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """PPO's two losses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """How well scores rank responses with grades."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

@@ -1,7 +1,5 @@
 """Learning-rate schedules."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

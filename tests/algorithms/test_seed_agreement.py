@@ -5,8 +5,6 @@ scores clipped at 5, gamma 1, lam 0.95, no missing-end penalty. Prompts are left
 end early, at the limit, and not at all.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The language-model loss."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Log-probabilities of whole responses from the logits of all positions."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from rlhf.algorithms import dpo

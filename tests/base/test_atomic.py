@@ -1,7 +1,5 @@
 """Files, links and folders are replaced whole, or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

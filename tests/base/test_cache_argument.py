@@ -1,7 +1,5 @@
 """Both names of the KV cache's argument work, whichever the installed transformers uses."""
 
-from __future__ import annotations
-
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any

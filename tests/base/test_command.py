@@ -1,7 +1,5 @@
 """Commands end with one line for an error that a user can fix, and hide no other error."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Read which instruction sets a run may use from the files that several CPUs show."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

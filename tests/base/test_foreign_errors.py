@@ -1,7 +1,5 @@
 """Errors of libraries become ours; errors of this program stay what they are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

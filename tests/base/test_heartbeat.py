@@ -1,8 +1,6 @@
 """What works sends heartbeats: a step that samples or saves for hours is not stuck."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.heartbeat import Heartbeat
@@ -21,6 +18,7 @@ from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.phases.shared.supervised import measure_held_out
 from rlhf.run.model_folder import write_shards
+from tests.conftest import Compose
 from tests.rollout.test_fast import GPT2, actor_of, fast, prompts_of, settings
 
 
@@ -65,9 +63,7 @@ def test_each_micro_batch_of_any_phase_is_a_sign(kind: Any, counted: Counted) ->
     assert counted.beats == 3
 
 
-def test_each_batch_of_held_out_examples_is_a_sign(
-    counted: Counted, compose: Callable[[list[str]], DictConfig]
-) -> None:
+def test_each_batch_of_held_out_examples_is_a_sign(counted: Counted, compose: Compose) -> None:
     context: Any = SimpleNamespace(config=to_run_config(compose([])), ranks=Ranks())
     model: Any = SimpleNamespace(evaluating=nullcontext)
     examples = Dataset.from_dict({"length": [3, 2, 4, 1]})

@@ -1,7 +1,5 @@
 """Limits of control groups, in trees as containers, SLURM and systemd make them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Intervals against numbers worked by hand, published quantiles and the share that they cover."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

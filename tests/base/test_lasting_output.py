@@ -1,7 +1,5 @@
 """A process goes on after its output has broken."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Named random streams and the endless shuffle."""
 
-from __future__ import annotations
-
 import torch
 
 from rlhf.base.random_streams import Shuffle, random_stream, seed_for

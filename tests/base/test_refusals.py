@@ -1,7 +1,5 @@
 """A refusal as JSON: its key, value, rule and remedy, from its message."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlhf.base.errors import ConfigError

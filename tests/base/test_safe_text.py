@@ -1,7 +1,5 @@
 """Secrets and control characters do not reach terminals and files."""
 
-from __future__ import annotations
-
 import sys
 import time
 

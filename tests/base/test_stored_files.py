@@ -1,7 +1,5 @@
 """Damaged and hostile files of a run directory: refused by name and place, never a traceback."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What another user of the machine could have written is not used."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics that merge, and the one rank of a run without ranks."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The import of a user's code, and the line that says where it failed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Paths that users name: ``~`` is their home, and what cannot be a path is refused by its key."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 import rlhf.chat.__main__
 import rlhf.compare.__main__
@@ -34,6 +32,7 @@ from rlhf.models.tokenizers import load_or_train_tokenizer
 from rlhf.plan.steps import total_examples
 from rlhf.rewards.rules import build_json_rule
 from rlhf.runtime.launch_mode import check_hostfile
+from tests.conftest import Compose
 
 NOBODY = "~nobody_here/x"
 LONG = "x" * 300
@@ -79,7 +78,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def config(compose: Callable[[list[str]], DictConfig]) -> RunConfig:
+def config(compose: Compose) -> RunConfig:
     return to_run_config(compose([]))
 
 

@@ -1,7 +1,5 @@
 """Versions of packages, installed or not."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 from rlhf.base.versions import installed_version

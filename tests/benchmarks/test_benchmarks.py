@@ -1,7 +1,5 @@
 """The benchmarks run, at the smallest shape, and what they compute from their measurements."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

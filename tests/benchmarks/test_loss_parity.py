@@ -1,7 +1,5 @@
 """benchmarks/papers/loss_parity.py: what needs no wheel, and its page."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the results of papers compute from their measurements."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from pathlib import Path

@@ -1,27 +1,21 @@
 """A run directory with tiny, untrained models to chat with."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.data.plain_turns import build_plain_template
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
+from tests.conftest import Compose
 from tests.models_on_disk import source_of
 
 WORDS = "hello there, and a good day to you. What is that? One, two, three and four more words."
 POSITIONS = 128
 
 
-def save_run(
-    run_dir: Path, compose: Callable[[list[str]], DictConfig], *, expects_conversations: bool = True
-) -> Path:
+def save_run(run_dir: Path, compose: Compose, *, expects_conversations: bool = True) -> Path:
     """Save a run of SFT, reward model and PPO; every model is drawn from a seed of its own."""
     config = to_run_config(compose(["hardware=cpu", "rollout.max_response_tokens=12"]))
     run_dir.mkdir()

@@ -1,7 +1,5 @@
 """python -m rlhf.chat: by pipe, in a terminal, and what it refuses."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty
@@ -13,14 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.chat.__main__ import main
 from rlhf.chat.talker import SampledAnswer, Talker
 from tests.chat.small_run import POSITIONS, save_run
+from tests.conftest import Compose
 from tests.runs import ROOT
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 @pytest.fixture

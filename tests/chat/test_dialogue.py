@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
@@ -22,8 +21,8 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import build_plain_template
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import POSITIONS, save_run
+from tests.conftest import Compose
 
-Compose = Callable[[list[str]], DictConfig]
 SAMPLING = SamplingSettings(max_tokens=12, temperature=1.0, top_k=0, top_p=1.0)
 CHATML = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"

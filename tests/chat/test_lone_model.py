@@ -1,23 +1,18 @@
 """A chat with a pretrained model, which belongs to no run."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from omegaconf import DictConfig
 
 from rlhf.chat.__main__ import greeting_lines, main
 from rlhf.chat.dialogue import Dialogue
 from rlhf.chat.run_models import ModelWithoutRun, find_model_without_run
 from tests.chat.small_run import POSITIONS, save_run
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def own_settings(folder: Path, **settings: object) -> None:

@@ -1,7 +1,5 @@
 """Folders of a run in transformers' server, asked by the real OpenAI client on this machine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

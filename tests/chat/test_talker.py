@@ -1,14 +1,10 @@
 """A policy answers with the sampling of its run; Ctrl-C stops an answer, which is kept."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.chat import talker as talking
@@ -19,8 +15,8 @@ from rlhf.config.choices import Dtype
 from rlhf.models.build import ModelSource
 from rlhf.rollout.sampling import SamplingSettings
 from tests.chat.small_run import save_run
+from tests.conftest import Compose
 
-Compose = Callable[[list[str]], DictConfig]
 SAMPLING = SamplingSettings(max_tokens=16, temperature=1.0, top_k=0, top_p=1.0)
 GREEDY = replace(SAMPLING, temperature=0.0)
 HELLO = [{"role": "user", "content": "hello"}]

@@ -1,7 +1,5 @@
 """A run directory with answers to compare, without a run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

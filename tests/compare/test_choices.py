@@ -1,7 +1,5 @@
 """Pairs of answers in random order, and the files that keep what a person chose."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

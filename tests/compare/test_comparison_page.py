@@ -1,7 +1,5 @@
 """The page in headless Chromium, from the first click to a reward model, and hostile requests."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,15 +1,13 @@
 """Every file in conf/ composes, passes the checks, and explains its keys."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
@@ -17,6 +15,7 @@ from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_c
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
 from tests.conf_headers import read_header
+from tests.conftest import Compose
 
 CONF = Path(__file__).parents[2] / "conf"
 SOURCES = CONF.parent / "rlhf"
@@ -28,8 +27,6 @@ TOGETHER += ("hardware", "zero", "lora")
 # Many ranks have no micro-batches for all batch sizes, and weights on NVMe no average.
 ALONE = ("hardware=64xa100_80g", "zero=stage3_nvme")
 SCRIPTS = "experiment=dsc/"  # test_recipes.py composes and checks them
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def options_of(group: str) -> list[str]:

@@ -1,14 +1,11 @@
 """What the schema declares of each key holds: for the store of phases, resume and from_run."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of, effects_by_key
@@ -16,8 +13,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.phase_store.phase_store import phase_key
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 ORDERS = ([Phase.sft, Phase.reward, Phase.ppo], [Phase.sft, Phase.dpo], [Phase.ppo])
 # The phase of checkpoint.best is the first, the last, the only one, one that is left out, or none.

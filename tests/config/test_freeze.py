@@ -1,9 +1,6 @@
 """From a composed configuration to typed dataclasses, to a file, and back."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +19,7 @@ from rlhf.config.freeze import (
     write_frozen_config,
 )
 from rlhf.config.schema.model import ModelConfig
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def test_values_get_their_types(compose: Compose) -> None:

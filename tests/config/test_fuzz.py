@@ -1,18 +1,15 @@
 """Every key with values that make no sense: accepted, or refused with one message."""
 
-from __future__ import annotations
-
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import read_frozen_keys, to_run_config, write_frozen_config
 from rlhf.config.hydra_errors import explain_hydra_error
+from tests.conftest import Compose
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
 VALUES += ["99999999999999999999", "true", "🙂", "../../etc", "${oops}", "???"]
@@ -22,7 +19,6 @@ FOUND = [  # that ended with a traceback once
     "model.architecture.max_position_embeddings=null",
     "model.vocab_size=99999999999999999999",
 ]
-Compose = Callable[[list[str]], DictConfig]
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """A wrong name is answered with the right one."""
 
-from __future__ import annotations
-
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException

@@ -1,7 +1,5 @@
 """Names of TRL, trlx, OpenRLHF, verl and DeepSpeed-Chat lead to keys that exist."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Examples go to the phases that run, and runs of one phase leave each other theirs."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

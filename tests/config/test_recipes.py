@@ -1,12 +1,8 @@
 """The experiments are the scripts and tables that they name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
@@ -16,6 +12,7 @@ from rlhf.data.reading import load_datasets
 from rlhf.data.splits import divide_over_phases
 from rlhf.options.lora.keys import LoraRole
 from tests.config.test_compose import check_experiment
+from tests.conftest import Compose
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +24,6 @@ EXPERIMENTS = sorted(
 )
 OPT = "facebook/opt-"
 
-Compose = Callable[[list[str]], DictConfig]
 
 # What DeepSpeed-Chat's scripts of steps 1, 2 and 3 say. Model, GPUs; for each step sequences (or
 # pairs) per device and accumulation; learning rates of SFT, reward model, actor and critic; weight

@@ -1,7 +1,5 @@
 """Where a run's directory is, and what runs/latest points to."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -14,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
 from rlhf.config.freeze import keep_reduced_sizes, to_run_config, write_frozen_config
 from rlhf.config.run_dir import lock_run_dir, make_run_dir
 from rlhf.config.schema.run import RunConfig
+from tests.conftest import Compose
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +34,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config(compose: Callable[[list[str]], DictConfig]) -> MakeConfig:
+def config(compose: Compose) -> MakeConfig:
     """A configuration with overrides."""
     return lambda *overrides: to_run_config(compose(list(overrides)))
 

@@ -1,7 +1,5 @@
 """config.yaml of a run directory from elsewhere: nothing but plain values is read."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

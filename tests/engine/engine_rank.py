@@ -1,7 +1,5 @@
 """One rank of test_engine: a small engine under every ZeRO stage, and what it must keep to."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """While models and engines are built, GPU and host hold no more than needed, and one parameter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

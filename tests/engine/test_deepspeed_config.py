@@ -1,7 +1,5 @@
 """DeepSpeed's configuration beyond the options of conf/zero, which test_golden_configs.py has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,22 +1,17 @@
 """What needs DeepSpeed's own CUDA kernels is refused where nvcc cannot compile them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.utils.cpp_extension
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.shared.preflight import require_capabilities
+from tests.conftest import Compose
 from tests.pretend_cuda.gpu import Gpu
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def config_of(compose: Compose, *words: str) -> RunConfig:

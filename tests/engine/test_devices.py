@@ -1,7 +1,5 @@
 """Find the machine's devices, and refuse what they cannot do."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

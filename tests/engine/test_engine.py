@@ -1,7 +1,5 @@
 """The engine under every ZeRO stage, on several ranks: averages, rates, overflows, checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

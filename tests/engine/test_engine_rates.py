@@ -1,7 +1,5 @@
 """Learning rates of a real engine, and what no engine can do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,10 +4,7 @@
 it.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +18,10 @@ from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
+from tests.conftest import Compose
 from tests.runs import ROOT
 
 Json = dict[str, Any]
-Compose = Callable[[list[str]], DictConfig]
 
 CONF, GOLDEN = ROOT / "conf", Path(__file__).parent / "golden"
 OPTIONS = sorted(path.stem for path in (CONF / "zero").glob("*.yaml"))

@@ -1,7 +1,5 @@
 """Threads of torch sleep early while their process waits for cores, and only then."""
 
-from __future__ import annotations
-
 import os
 import time
 from itertools import count

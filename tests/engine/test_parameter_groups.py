@@ -1,7 +1,5 @@
 """Which parameters decay is decided by the whole of them, also where only a part is here."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

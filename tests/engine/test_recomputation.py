@@ -1,7 +1,5 @@
 """ZeRO-3 releases frozen weights that recomputation has gathered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine in plain torch: the same run as DeepSpeed's, and what it alone keeps to."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

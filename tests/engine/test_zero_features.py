@@ -1,7 +1,5 @@
 """The average on the host, weights that stay int8, and what DeepSpeed cannot build on a machine."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial

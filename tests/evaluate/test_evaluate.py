@@ -1,7 +1,5 @@
 """A finished run is evaluated from its folders, and the figures are those that it had measured."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Figures from rows of answers, against values computed by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Try hostile inputs at every door, and print the faults."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """One hostile input, and what the program made of it."""
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

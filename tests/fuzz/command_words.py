@@ -1,7 +1,5 @@
 """Words of a command: interpolations, flags, texts of another form, and absurd lengths."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Data of a user: rows, files, saved data sets, paths and expressions."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

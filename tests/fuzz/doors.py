@@ -1,7 +1,5 @@
 """The doors of the program, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damaged folders of models and tokenizers."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Damage of any kind of file: other bytes, other JSON values, another kind of file."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run folders of somebody else, or of a failing drive: one entry is damaged or something else."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Damaged files of the store of phases, of a search, of a cache of tokens and of an ensemble."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Hostile inputs at every door: three at each here, hundreds in ``make soak``."""
 
-from __future__ import annotations
-
 import time
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A part of gpu_check that ends as its name says: python -m ... NAME FOLDER SIZE."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The command gpu_check: parts that end badly, its page, its exit codes, and one part for real."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A plan and a run refuse the same data with the same words, before the first phase."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """``--help WORD`` prints every key, option and metric, with what schema, conf/ and table say."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A resumed run reads the data that it began with; a preset's size is not a user's file's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

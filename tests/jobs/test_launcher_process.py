@@ -1,7 +1,5 @@
 """The user's allocator stays as it is."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The CPU's rates, as plans use them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The plan as one JSON document: ``python launch.py ... plan=only --json``."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -3,8 +3,6 @@
 The numbers are those of a list of 71 public cases.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """The data that a plan counts is the data that the phases will read."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

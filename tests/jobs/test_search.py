@@ -1,7 +1,5 @@
 """Searches: trials are runs, a killed search goes on, and no finished trial is repeated."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal

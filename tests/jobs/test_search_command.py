@@ -1,7 +1,5 @@
 """Commands of searches: the space in Hydra's grammar, and a study that can be reached."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Sweeps and runs that start from others: what is shared is trained once, and changes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Caps of sweeps: what jobs take is kept, jobs are stopped at the cap, and nothing begins after."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,9 +1,6 @@
 """Commands of sweeps: definitions by name, and the folders of a sweep and its jobs."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import WandbMode
@@ -29,6 +26,7 @@ from rlhf.jobs.sweep_command import (
 )
 from rlhf.run.metric_table import METRICS
 from rlhf.run.wandb_run import SUMMARIES
+from tests.conftest import Compose
 
 ROOT = Path(__file__).parents[2]
 
@@ -292,9 +290,7 @@ def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=str)
-def test_sweep_of_weights_and_biases_starts_runs_that_compose(
-    path: Path, compose: Callable[[list[str]], DictConfig]
-) -> None:
+def test_sweep_of_weights_and_biases_starts_runs_that_compose(path: Path, compose: Compose) -> None:
     from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
     sweep = yaml.safe_load(path.read_text())

@@ -1,7 +1,5 @@
 """The GPUs that nvidia-smi names for the jobs of a sweep."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

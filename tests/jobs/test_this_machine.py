@@ -1,7 +1,5 @@
 """hardware=auto: the GPUs that torch can use, or the CPU; what a command sets stays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,14 +1,10 @@
 """Two commands that use one run directory at once: exactly one runs, the other is refused."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
@@ -18,8 +14,7 @@ from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.job import begin_run
 from rlhf.jobs.launch_command import Job
 from rlhf.runtime.worker import run_worker
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 
 def test_a_run_that_begins_between_check_and_writing_is_kept(

@@ -1,7 +1,5 @@
 """Invented requests, and polite and rude answers to them."""
 
-from __future__ import annotations
-
 from rlhf.data.records import Record
 
 TOWNS = "Oslo Lima Cairo Quito Hanoi Accra Perth Turin".split()

@@ -1,7 +1,5 @@
 """``python -m rlhf.data``: the lines, the marks of what is learned, JSON and the page."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from io import StringIO

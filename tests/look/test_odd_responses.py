@@ -1,7 +1,5 @@
 """Odd texts, turns and responses: found with their places, and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """What data has more than once: near repeats, reversed pairs, prompts on both sides of a split."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One rank of test_policy_zero3: a step of a policy whose weights are sharded."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

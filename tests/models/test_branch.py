@@ -1,7 +1,5 @@
 """Calls of a model's blocks, recorded so that a second branch can repeat them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Models of every family that is advertised, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

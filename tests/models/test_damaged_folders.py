@@ -1,7 +1,5 @@
 """A folder that does not hold the model or tokenizer that it describes is refused by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

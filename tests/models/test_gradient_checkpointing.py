@@ -1,7 +1,5 @@
 """The same gradients from layers that are run twice, and no cache lost in sampling."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A policy tells of picked tokens what the model's own logits say of each sequence alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

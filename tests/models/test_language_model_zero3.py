@@ -1,7 +1,5 @@
 """Under ZeRO-3 the chunks of a policy's output layer see its whole weight, in both passes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which models a phase holds, and how much of them learns; by hand and beside real models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

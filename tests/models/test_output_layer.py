@@ -1,7 +1,5 @@
 """Log-probabilities and entropies of tokens."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,19 +1,14 @@
 """model.path: weights and tokenizer of a Hugging Face folder."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import load_or_train_tokenizer
+from tests.conftest import Compose
 from tests.models_on_disk import save_base, small_tokenizer
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def test_a_model_is_what_its_folder_holds(compose: Compose, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Weights are counted as transformers and peft make them, exactly."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

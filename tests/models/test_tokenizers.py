@@ -1,26 +1,23 @@
 """The end token that a configuration names."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_or_train_tokenizer, load_tokenizer, train_tokenizer
+from tests.conftest import Compose
 
 SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
 ARCHITECTURE = {"model_type": "llama", "num_attention_heads": 1, **SHAPE}
 
 
 @pytest.fixture
-def model(compose: Callable[[list[str]], DictConfig]) -> ModelConfig:
+def model(compose: Compose) -> ModelConfig:
     return to_run_config(compose(["model.vocab_size=300"])).model
 
 

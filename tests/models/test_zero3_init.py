@@ -1,7 +1,5 @@
 """Models whose weights are taken away as soon as they are there have the weights of whole ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

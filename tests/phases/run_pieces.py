@@ -1,8 +1,6 @@
 """PPO and DPO in this process: models on disk, plain engines, and a note of all that was told."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 from torch import nn
 
 from rlhf.base.ranks import Ranks
@@ -27,11 +24,10 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import build_console
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
+from tests.conftest import Compose
 from tests.models_on_disk import save_models
 from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 class PlannedEngine(TrainingEngine):

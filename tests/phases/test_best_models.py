@@ -1,7 +1,5 @@
 """Every phase evaluates its last step too, if it may end with the best of its models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

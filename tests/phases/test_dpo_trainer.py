@@ -1,7 +1,5 @@
 """DPO learns what it should of ragged pairs, however a step is cut."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.algorithms.reward import end_loss
@@ -29,9 +28,8 @@ from rlhf.phases.shared.supervised import warn_if_lr_never_peaks
 from rlhf.run.console import build_console
 from rlhf.run.metric_table import describe_undocumented_metric, varies_between_runs
 from rlhf.run.tracker import Tracker
+from tests.conftest import Compose
 from tests.plain_engine import PlainEngine
-
-Compose = Callable[[list[str]], DictConfig]
 
 SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:8,"
 SHAPE += "num_hidden_layers:1,num_attention_heads:1}"

@@ -1,13 +1,9 @@
 """What tests of the planner share: configurations, models in a role, a machine of round numbers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
-
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
@@ -17,8 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import FAMILIES, ModelShape
 from rlhf.plan.plan import Plan, plan_run
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 # 2 layers of 12 h^2 = 768 matrix weights; h = 8.
 TINY_MODEL: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """One rank of test_real_model_states: what training really keeps, counted tensor by tensor."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

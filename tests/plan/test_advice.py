@@ -1,7 +1,5 @@
 """What is said to fit really fits, once it is typed."""
 
-from __future__ import annotations
-
 import shlex
 from functools import partial
 from typing import Any

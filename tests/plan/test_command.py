@@ -1,7 +1,5 @@
 """``plan=only`` and ``plan=check`` as users type them."""
 
-from __future__ import annotations
-
 import json
 import socket
 from datetime import datetime

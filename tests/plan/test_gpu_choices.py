@@ -1,7 +1,5 @@
 """What is chosen for GPUs: whole micro-batches, and the simplest setting that is as fast as any."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes of one rank, worked by hand, and what autograd really keeps for a backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

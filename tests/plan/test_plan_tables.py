@@ -1,7 +1,5 @@
 """A plan as plan.json, as one line and as a table."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the planner says of model states is what two real ranks keep while they train."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How many steps a phase takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

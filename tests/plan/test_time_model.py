@@ -1,7 +1,5 @@
 """Seconds worked by hand on a machine of round numbers, and what may never make a run slower."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

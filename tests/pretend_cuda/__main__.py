@@ -5,8 +5,6 @@ processes that the program starts. PROGRAM is a file, or -m and a module. At its
 the program itself asked of the GPU, and at which lines.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import runpy

@@ -1,7 +1,5 @@
 """One of two ranks of test_collectives: calls collectives, and prints what they answer."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

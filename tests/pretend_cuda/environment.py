@@ -1,7 +1,5 @@
 """Environment variables that CUDA and NCCL read once: a program that sets them later is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -15,8 +15,6 @@ What only a GPU shows: numerics of its kernels, races between streams, NCCL's ow
 fragmentation, speed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Machines with GPUs that do not exist: their cards, how many of them, and the driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

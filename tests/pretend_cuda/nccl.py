@@ -5,8 +5,6 @@ Here the ranks of a group first exchange what they are about to call, with the l
 through the store by which they have met; where that differs, all of them end with both lines.
 """
 
-from __future__ import annotations
-
 import atexit
 import inspect
 import json

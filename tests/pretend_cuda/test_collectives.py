@@ -1,7 +1,5 @@
 """Collectives of pretended GPUs refuse what NCCL refuses, and ranks that differ end in an error."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The pretended GPU finds what a GPU would refuse, and counts what it would do."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """An HTTP endpoint that scores responses, and fails in the ways that a test asks for."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rewards by rule."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

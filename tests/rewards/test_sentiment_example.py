@@ -1,7 +1,5 @@
 """The rewards and prompts of examples/sentiment.py, with small lexicons like the packages."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """The fast rollout as PPO uses it, against Hugging Face's generate and plain forward passes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

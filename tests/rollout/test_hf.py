@@ -1,7 +1,5 @@
 """Responses of generate: ends that must wait, and stop texts, against a free run's tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

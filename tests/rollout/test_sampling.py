@@ -1,7 +1,5 @@
 """Drawing tokens: by hand, and against the distribution that they should follow."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

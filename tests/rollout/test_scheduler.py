@@ -1,7 +1,5 @@
 """Continuous batching, on a decoder that is a table: what it is asked, and what comes out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

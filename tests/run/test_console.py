@@ -1,7 +1,5 @@
 """What is printed, on a terminal and elsewhere."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 

@@ -1,7 +1,5 @@
 """Finished phases: damage is found before their models are used."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

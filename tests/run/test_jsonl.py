@@ -1,7 +1,5 @@
 """Files of JSON lines: what is written, and what survives a killed process."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """The list of metrics, its page, and its gate."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlhf.run.console import KEY_METRICS

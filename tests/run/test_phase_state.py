@@ -1,7 +1,5 @@
 """Checkpoints inside a phase: whole or not used, and never a reason to lose an earlier one."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

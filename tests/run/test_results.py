@@ -1,7 +1,5 @@
 """Files of results: what is damaged is told, and a run that only compares goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rlhf.run.results import PLAN, read_plan

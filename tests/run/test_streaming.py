@@ -1,7 +1,5 @@
 """Weights that come one at a time make the folder that transformers would have written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorBoard's event file, read back."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

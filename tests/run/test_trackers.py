@@ -1,7 +1,5 @@
 """The fan-out, and what each rank builds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each run is a process of its own with an empty home: wandb reads credentials and settings but once.
 """
 
-from __future__ import annotations
-
 import os
 import pty
 import struct

@@ -1,7 +1,5 @@
 """Started by torchrun in test_launcher.py: rank 1 breaks while rank 0 waits in a collective."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 As ``ip netns exec NAMESPACE taskset -c CORE python ...`` does, but fork_server.py can fork it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

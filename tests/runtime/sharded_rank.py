@@ -1,7 +1,5 @@
 """One rank of test_sharded_models: what is built and saved sharded is what is built whole."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

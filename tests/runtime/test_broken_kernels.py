@@ -1,7 +1,5 @@
 """A run whose kernels are broken says so, and computes what torch computes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs go on with every instruction set, and without a usable compiler or cache; they say so."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

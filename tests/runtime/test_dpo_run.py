@@ -1,7 +1,5 @@
 """SFT and DPO in one run, as a user starts it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

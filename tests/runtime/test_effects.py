@@ -2,8 +2,6 @@
 keys that affect no phase change no bit.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

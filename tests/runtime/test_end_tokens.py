@@ -1,7 +1,5 @@
 """Every end token of a model's generation_config.json ends a response, in every phase."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every file in examples/ works, on the models of a finished run where it needs them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

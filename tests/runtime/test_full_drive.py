@@ -3,8 +3,6 @@
 ``make soak`` refuses every file (tests/soak_drives.py); here some of each kind are refused.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Whole runs on a pretended GPU, from the command line to the models that they save."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

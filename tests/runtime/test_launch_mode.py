@@ -1,17 +1,13 @@
 """The command for each way of starting ranks, word for word, and what it is made from."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
@@ -26,12 +22,12 @@ from rlhf.runtime.launch_mode import (
     path_as_typed,
     rendezvous_address,
 )
+from tests.conftest import Compose
 from tests.runs import ROOT, launch, python
 
 pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).with_name("golden")
-Compose = Callable[[list[str]], DictConfig]
 
 FITTING = ["sft.batch_size=64", "reward.batch_size=64"]
 GPUS = ["hardware=64xa100_80g", *FITTING]

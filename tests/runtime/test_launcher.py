@@ -1,7 +1,5 @@
 """Starting ranks for real, in each way, and what becomes of those that are left when one ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The table of metrics is what runs log: no name too many, and none too few."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Freed memory stays in the process, so the next step does not fault it in again."""
 
-from __future__ import annotations
-
 import platform
 import resource
 import subprocess

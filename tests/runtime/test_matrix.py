@@ -6,8 +6,6 @@ that two ranks save in sharded_rank.py, and both with offload, on a pretended GP
 test_gpu_runs.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

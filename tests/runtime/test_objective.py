@@ -1,7 +1,5 @@
 """A run whose objective is not a finite number has failed, and says so."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

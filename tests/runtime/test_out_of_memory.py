@@ -1,14 +1,10 @@
 """A phase that needs too much memory: what the run says, and how it goes on by itself."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
@@ -18,11 +14,11 @@ from rlhf.runtime.out_of_memory import (
     is_out_of_memory,
     with_less_memory,
 )
+from tests.conftest import Compose
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 
 pytestmark = pytest.mark.slow
 
-Compose = Callable[[list[str]], DictConfig]
 
 SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
 SFT += ["tracking.others=[tests.killer:Greedy]"]

@@ -1,7 +1,5 @@
 """Ranks that monitor one another, here all in one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

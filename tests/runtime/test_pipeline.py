@@ -1,7 +1,5 @@
 """The whole pipeline, run as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Time and memory of a run beside its plan."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a run with the further options of PPO leaves in its directory."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Neither ZeRO stage, number of ranks nor micro-batch size changes what is computed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

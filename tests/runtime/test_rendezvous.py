@@ -1,12 +1,8 @@
 """Being started by torchrun or by the DeepSpeed launcher."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
@@ -16,9 +12,8 @@ from rlhf.runtime.rendezvous import (
     rank_from_environment,
     replace_rank_counts,
 )
+from tests.conftest import Compose
 from tests.runs import ROOT, TINY_RUN, launch, metrics, python
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, per_node: int) -> None:

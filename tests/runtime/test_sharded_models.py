@@ -1,7 +1,5 @@
 """Two ranks build and save models of which neither has more than its engine will hold."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 from pathlib import Path

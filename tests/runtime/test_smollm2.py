@@ -3,8 +3,6 @@
 They need SmolLM2-135M-Instruct as a Hugging Face folder: RLHF_SMOLLM2=FOLDER.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

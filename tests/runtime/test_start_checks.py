@@ -1,7 +1,5 @@
 """What only a later phase would refuse is refused before the first phase, by plan and run alike."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

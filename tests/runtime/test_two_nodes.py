@@ -1,7 +1,5 @@
 """Two nodes for real: two network namespaces of this machine, joined by a virtual link."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

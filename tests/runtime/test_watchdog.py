@@ -1,7 +1,5 @@
 """A run that hangs is ended, with the stacks of its ranks and the name of one that is stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

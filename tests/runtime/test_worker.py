@@ -1,13 +1,9 @@
 """What a rank decides before and after its phases."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
@@ -15,9 +11,8 @@ from rlhf.models.tokenizers import load_tokenizer
 from rlhf.run.results import phase_result_path, write_json
 from rlhf.runtime.phase_runs import collect_results
 from rlhf.runtime.worker import create_or_load_tokenizer, drop_repeated_lines
+from tests.conftest import Compose
 from tests.models_on_disk import save_models
-
-Compose = Callable[[list[str]], DictConfig]
 
 RESULTS = {
     "sft": {"perplexity_after": 2.5},

@@ -1,7 +1,5 @@
 """Sources, parsed once for all the rules that read them."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 

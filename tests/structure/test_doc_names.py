@@ -1,7 +1,5 @@
 """Names in the documentation exist: keys, metrics, functions, tests, and pages for all of them."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Habits that this project does without."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The import graph and the names of the package: short paths, no circles, no name used twice."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, deque

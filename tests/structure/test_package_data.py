@@ -1,7 +1,5 @@
 """Files that are not Python are part of an installed wheel."""
 
-from __future__ import annotations
-
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every table of phases has an entry for each phase, and every list of policies each policy."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each regression of tests/planted.jsonl can be planted, and its test exists."""
 
-from __future__ import annotations
-
 from tests.planted import read_faults
 from tests.runs import ROOT
 

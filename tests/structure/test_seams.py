@@ -1,7 +1,5 @@
 """The interfaces in rlhf/base/seams.py are those of the options' modules."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Task files for SkyPilot and Kubeflow Trainer: up to date, and valid for both."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Keys in conf/base are explained by the schema's own words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

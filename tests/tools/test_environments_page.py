@@ -1,7 +1,5 @@
 """The table of environments: how one is tried, and what the page must show."""
 
-from __future__ import annotations
-
 from rlhf.options.environments.keys import EnvironmentKind
 from tools.docs.environments_page import Trial, try_environment
 

@@ -1,7 +1,5 @@
 """The constraints of ``make test-lowest``, and the versions that ``constraints.txt`` pins."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -1,7 +1,5 @@
 """The planner beside the published times, prices and sizes, and the page that shows them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from functools import cache

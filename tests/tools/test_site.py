@@ -1,7 +1,5 @@
 """The documentation builds as a site, without a warning and without requests to other hosts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

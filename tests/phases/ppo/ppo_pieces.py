@@ -1,7 +1,5 @@
 """Tiny models of PPO under plain engines, and a rollout to learn from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

@@ -4,8 +4,6 @@ The models' logits and values are read row by row, without padding, and go throu
 ``deepspeed_chat_loops``; the trainer sees left-padded prompts and responses of unequal length.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from rlhf.base.ranks import Ranks
@@ -31,11 +28,10 @@ from rlhf.phases.shared.scoring import ModelScores
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.padded_batches import keep_of
+from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
 from tests.plain_engine import PlainEngine
-
-Compose = Callable[[list[str]], DictConfig]
 
 ROWS, MICRO, P, T = 4, 2, 4, 5
 PROMPTS, LENGTHS = [2, 4, 3, 1], [3, 5, 5, 2]

@@ -1,13 +1,9 @@
 """Where options take part in PPO, and what their hooks change."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.algorithms.ppo import PolicyLoss
 from rlhf.base.metrics import Mean, Metrics
@@ -18,9 +14,8 @@ from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import engine_config, separate_engine, some_rollout
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 class Doubling(PpoHook):

@@ -1,15 +1,11 @@
 """When PPO takes the rollout's own log-probabilities, and what it measures of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Mean, Metrics
@@ -23,6 +19,7 @@ from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.logprob_reuse import MISMATCH, LogprobReuse
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.shared.scoring import score_responses
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import (
     MICRO,
     engine_config,
@@ -32,7 +29,6 @@ from tests.phases.ppo.ppo_pieces import (
     some_rollout,
 )
 
-Compose = Callable[[list[str]], DictConfig]
 ERROR = 0.01  # of every log-probability that the rollout measured
 
 

@@ -1,11 +1,6 @@
 """Which optimiser each phase asks for: its own rates, decay and schedule, to the last step."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.batches import num_ppo_steps
 from rlhf.config.freeze import to_run_config
@@ -13,8 +8,7 @@ from rlhf.config.roles import Role
 from rlhf.engine.masters import Masters
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.ppo.rlhf_engine import ppo_optimizer_settings
-
-Compose = Callable[[list[str]], DictConfig]
+from tests.conftest import Compose
 
 OWN = ["lr=0.5", "weight_decay=0.25", "beta1=0.7", "beta2=0.8", "adam_eps=1e-3"]
 OWN += ["max_grad_norm=3", "warmup_steps=2", "lr_schedule=linear", "min_lr_ratio=0.1"]

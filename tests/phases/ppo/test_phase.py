@@ -1,7 +1,5 @@
 """The phase around PPO's trainer: its prompts, how long it runs, and what it tells and keeps."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

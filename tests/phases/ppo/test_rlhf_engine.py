@@ -1,14 +1,11 @@
 """Which models PPO builds, from what, and what each is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from safetensors.torch import load_file, save_file
 
 from rlhf.base.errors import ConfigError
@@ -21,6 +18,7 @@ from rlhf.options.lora.models import AdapterOff
 from rlhf.phases.ppo import rlhf_engine
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.scoring import JudgeScores
+from tests.conftest import Compose
 from tests.models_on_disk import save_models
 from tests.plain_engine import PlainEngine
 
@@ -35,7 +33,7 @@ class NotedEngine(PlainEngine):
 
 @pytest.fixture
 def built(
-    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., RLHFEngine]:
     """An RLHFEngine over models on disk, without training engines."""
     monkeypatch.setattr(rlhf_engine, "build_engine", NotedEngine)

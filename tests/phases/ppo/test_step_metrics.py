@@ -1,7 +1,5 @@
 """Metrics of a rollout that need more than a mean."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import cast

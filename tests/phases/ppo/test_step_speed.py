@@ -1,17 +1,13 @@
 """Operations, speed and MFU of PPO's steps, by hand."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.step_metrics import PerStage, StepSpeed
+from tests.conftest import Compose
 
 HIDDEN, LAYERS, VOCABULARY = 96, 4, 1024
 PEAK = 2e12  # operations per second
@@ -63,7 +59,7 @@ BOTH = {"ppo/updates": 4, "ppo/actor_learning_rate": 1.0, "ppo/critic_learning_r
     ],
 )
 def test_operations_by_hand(
-    compose: Callable[[list[str]], DictConfig],
+    compose: Compose,
     overrides: list[str],
     more: dict[str, float],
     *,
@@ -85,7 +81,7 @@ def test_operations_by_hand(
 
 
 def test_a_model_whose_shape_is_unknown_has_times_only(
-    compose: Callable[[list[str]], DictConfig],
+    compose: Compose,
 ) -> None:
     unknown = ["model=pretrained", "model.path=folder", "experiment=smoke"]
     speed = StepSpeed(to_run_config(compose(unknown)), Ranks())
@@ -94,7 +90,7 @@ def test_a_model_whose_shape_is_unknown_has_times_only(
     assert values["time/train_seconds"] == 1.0
 
 
-def test_an_actor_that_rests_is_not_counted(compose: Callable[[list[str]], DictConfig]) -> None:
+def test_an_actor_that_rests_is_not_counted(compose: Compose) -> None:
     speed = StepSpeed(to_run_config(compose([])), Ranks())
     values = {"ppo/updates": 4, "ppo/critic_learning_rate": 1.0}
     found = speed.metrics(rollout(with_policy=True), values, train_seconds=1.0)

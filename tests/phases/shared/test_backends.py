@@ -1,12 +1,7 @@
 """The rollout backend that phases, evaluation and chat build from the configuration."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype
@@ -15,6 +10,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
 from rlhf.phases.shared.backends import build_rollout_backend
+from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
 from tests.phases.ppo.ppo_pieces import source
 from tests.plain_engine import PlainEngine
@@ -23,9 +19,7 @@ TOKENS = 6
 
 
 @pytest.mark.parametrize("rollout", ["fast", "hf"])
-def test_greedy_takes_the_same_tokens_whatever_is_drawn(
-    rollout: str, compose: Callable[[list[str]], DictConfig]
-) -> None:
+def test_greedy_takes_the_same_tokens_whatever_is_drawn(rollout: str, compose: Compose) -> None:
     words = [f"rollout={rollout}", f"rollout.max_response_tokens={TOKENS}"]
     tokenizer = small_tokenizer()
     actor = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from omegaconf import DictConfig
 from safetensors import SafetensorError
 
 from rlhf.base import atomic
@@ -30,6 +29,7 @@ from rlhf.run import phase_state
 from rlhf.run.phase_state import SkippedError, checkpoint_folders
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.trackers import StoppedByAlarmError
+from tests.conftest import Compose
 
 
 @dataclass
@@ -80,9 +80,7 @@ class Run:
 
 
 @pytest.fixture
-def run(
-    compose: Callable[[list[str]], DictConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Run:
+def run(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     keys = ["checkpoint.every_steps=1", "checkpoint.keep=9"]
     keys += ["checkpoint.best=sft/eval_loss", "sft.eval_every=1"]
     return Run(to_run_config(compose(keys)), tmp_path, monkeypatch)

@@ -1,7 +1,5 @@
 """Held-out prompts are each counted once, and answered with the same random numbers each time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,5 @@
 """A rollout backend that cannot work is refused before any model is built."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError, ConfigError, DataError
 from rlhf.config.choices import Phase
@@ -23,10 +19,9 @@ from rlhf.options.hybrid_engine import backends
 from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.phases.shared.preflight import require_capabilities, require_data
+from tests.conftest import Compose
 from tests.rollout.decoder_checks import FAMILIES as DECODED
 from tests.rollout.decoder_checks import tiny_model
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def config_of(compose: Compose, backend: Backend = Backend.fast, **architecture: Any) -> RunConfig:

@@ -1,7 +1,5 @@
 """Responses and what the models think of them, against plain computation on unpadded sequences."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any

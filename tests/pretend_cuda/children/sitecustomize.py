@@ -3,8 +3,6 @@
 A process gets its GPU when it imports torch: one that does not import it starts as fast as ever.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.abc import MetaPathFinder
