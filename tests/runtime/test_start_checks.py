@@ -1,9 +1,11 @@
 """What only a later phase would refuse is refused before the first phase, by plan and run alike."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import to_run_config
@@ -16,101 +18,37 @@ from tests.conftest import CONF, Compose
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 272}
 SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 512}
-OWN = "model=pretrained model.path={model}"
-JUDGED = f"{OWN} phase=pipeline_rule model@reward_model=gold"
-PAIRS = "data=local data.path={pairs}"
-ADAPTED = f"{OWN} lora=default lora.target_modules=[nothing]"
+JUDGED = "{own} phase=pipeline_rule model@reward_model=gold"
 STUDY = "study: {{trials: 4, maximize: [{}], prune: {{metric: {}}}}}\nseed: [1, 2]"
 
-# The phase that would refuse; fields of the model's config; overrides; the message.
-CASES: dict[str, tuple[dict[str, object], str, str]] = {
-    "sft: positions": ({}, f"{OWN} sft.max_tokens=513", "sft.max_tokens=513: the model has 512"),
-    "reward: no such class": (
-        {"model_type": "granite"},
-        OWN,
-        "model: transformers has no reward model for model_type=granite: use "
-        "model@reward_model=... (another family, with the same tokenizer), or phase=pipeline_rule",
-    ),
-    "reward: members": (
-        {},
-        f"{OWN} reward.members=2 reward.member_layers=2",
-        "reward.member_layers=2: the reward model has 2 layers",
-    ),
-    "dpo: positions": ({}, f"{OWN} phase=pipeline_dpo dpo.max_tokens=513", "dpo.max_tokens=513: t"),
-    "dpo: a window": (
-        {"model_type": "mistral", "sliding_window": 16},
-        f"{OWN} phase=pipeline_dpo",
-        "model_type=mistral attends to 16 tokens at most, fewer than the 288",
-    ),
-    "ppo: a window": (
-        {"model_type": "gemma3_text", "sliding_window": 64, "head_dim": 8},
-        OWN,
-        "model_type=gemma3_text attends to 64 tokens at most, fewer than the 288",
-    ),
-    "ppo: positions": ({}, f"{OWN} rollout.max_prompt_tokens=500", "=532: the model has 512 posit"),
-    "ppo: a critic": ({"model_type": "cohere"}, JUDGED, "ppo.advantage_estimator=reinforce_pp"),
-    "ppo: adapted layers": ({}, ADAPTED, "lora.target_modules=['nothing']: no linear layer"),
-    "ppo: trunk": (
-        {},
-        f"{OWN} ppo.shared_trunk=true ppo.num_layers_unfrozen=2",
-        "ppo.num_layers_unfrozen=2: the model has 2 layers",
-    ),
-    "ppo: family of a trunk": (
-        {"model_type": "phi"},
-        f"{OWN} ppo.shared_trunk=true ppo.num_layers_unfrozen=1",
-        "ppo.shared_trunk is not supported for model_type=phi",
-    ),
-    "ppo: no trained reward model": (
-        {},
-        f"{OWN} phase=ppo model@reward_model=pretrained reward_model.path={{model}}",
-        "is not a trained reward model",
-    ),
-    "evaluation: a name": (
-        {},
-        "checkpoint.best=ppo/eval_scoer ppo.eval_every=1",
-        "checkpoint.best=ppo/eval_scoer: this run does not measure it",
-    ),
-    "evaluation: no judge": (
-        {},
-        f"{PAIRS} checkpoint.best=ppo/eval_gold ppo.eval_every=1",
-        "checkpoint.best=ppo/eval_gold: this run does not measure it",
-    ),
-    "evaluation: no environment": (
-        {},
-        "checkpoint.best=ppo/eval_episode/return ppo.eval_every=1",
-        "checkpoint.best=ppo/eval_episode/return: this run does not",
-    ),
-    "checkpoint: a step": (
-        {},
-        f"{PAIRS} checkpoint.stop_after=ppo/400 sft.batch_size=4 reward.batch_size=4 ppo.steps=3 "
-        "ppo.rollout_batch_size=4 ppo.mini_batch_size=4",
-        "checkpoint.stop_after=ppo/400: the ppo phase has 3 steps",
-    ),
-}
+BAD_STARTS = Path(__file__).with_name("bad_starts.txt").read_text().splitlines()[2:]
+DOORS = [(line, "plan=only") for line in BAD_STARTS]
+DOORS += [(line, "plan=check") for line in BAD_STARTS if re.search("unfrozen=2|stop_after", line)]
 
 
-def job_of(words: list[str], compose: Compose) -> Job:
-    return Job(compose(words), words)
-
-
-DOORS = [(case, "plan=only") for case in CASES]
-DOORS += [(case, "plan=check") for case in ("ppo: trunk", "checkpoint: a step")]
-
-
-@pytest.mark.parametrize(("case", "door"), DOORS)
-def test_both_doors_refuse_before_the_first_phase(
-    case: str, door: str, compose: Compose, tmp_path: Path
-) -> None:
-    fields, words, told = CASES[case]
-    model, pairs = tmp_path / "model", tmp_path / "pairs.jsonl"
+def words_of(command: str, folder: Path) -> list[str]:
+    """Write the model and the pairs of a command to ``folder``; return its other words."""
+    model, pairs = folder / "model", folder / "pairs.jsonl"
     model.mkdir()
-    config = SHAPE | {"model_type": "llama"} | fields
-    (model / "config.json").write_text(json.dumps(config))
+    words = command.format(own=f"model=pretrained model.path={model}", model=model, pairs=pairs)
+    fields = [word.removeprefix("config.") for word in words.split() if word.startswith("config.")]
+    own = {
+        name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in fields)
+    }
+    (model / "config.json").write_text(json.dumps(SHAPE | {"model_type": "llama"} | own))
     rows = [{"prompt": f"Say {n}", "chosen": "yes", "rejected": "no"} for n in range(60)]
     pairs.write_text("\n".join(map(json.dumps, rows)))
-    own = [*words.format(model=model, pairs=pairs).split(), door, "data.template=plain"]
-    job = job_of([*own, f"run_dir={tmp_path / 'run'}"], compose)
-    job = job._replace(is_plan=door == "plan=only")
+    return [word for word in words.split() if not word.startswith("config.")]
+
+
+@pytest.mark.parametrize(("line", "door"), DOORS)
+def test_both_doors_refuse_before_the_first_phase(
+    line: str, door: str, compose: Compose, tmp_path: Path
+) -> None:
+    command, _, told = line.partition(" # ")
+    words = [*words_of(command, tmp_path), door, "data.template=plain"]
+    words.append(f"run_dir={tmp_path / 'run'}")
+    job = Job(compose(words), words, is_plan=door == "plan=only")
     with pytest.raises(RlhfError) as refused:
         plan_config(CompletedConfig(to_run_config(job.cfg)), job)
     assert told in str(refused.value)
@@ -118,27 +56,21 @@ def test_both_doors_refuse_before_the_first_phase(
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    "command",
     [
-        ({"model_type": "mistral", "sliding_window": 288}, OWN),
-        ({"model_type": "mistral", "sliding_window": 16}, f"{OWN} rollout=hf"),
-        ({"model_type": "granite"}, f"{JUDGED} ppo.advantage_estimator=reinforce_pp"),
-        ({"model_type": "granite"}, f"{OWN} phase=sft"),
-        ({}, f"{OWN} lora=default lora.target_modules=[q_proj]"),
-        (
-            {},
-            f"{OWN} ppo.shared_trunk=true ppo.num_layers_unfrozen=1 "
-            "reward.members=2 reward.member_layers=1",
-        ),
-        ({}, "checkpoint.best=ppo/eval_exact ppo.eval_every=1"),
-        ({}, "model=pretrained model.path=nobody/has-this"),
+        "config.model_type=mistral config.sliding_window=288 {own}",
+        "config.model_type=mistral config.sliding_window=16 {own} rollout=hf",
+        f"config.model_type=granite {JUDGED} ppo.advantage_estimator=reinforce_pp",
+        "config.model_type=granite {own} phase=sft",
+        "{own} lora=default lora.target_modules=[q_proj]",
+        "{own} ppo.shared_trunk=true ppo.num_layers_unfrozen=1 reward.members=2 "
+        "reward.member_layers=1",
+        "checkpoint.best=ppo/eval_exact ppo.eval_every=1",
+        "model=pretrained model.path=nobody/has-this",
     ],
 )
-def test_what_works_is_started(
-    fields: dict[str, object], words: str, compose: Compose, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "llama"} | fields))
-    check_before_start(to_run_config(compose(words.format(model=tmp_path).split())))
+def test_what_works_is_started(command: str, compose: Compose, tmp_path: Path) -> None:
+    check_before_start(to_run_config(compose(words_of(command, tmp_path))))
 
 
 def test_an_adapter_has_the_config_of_its_base(compose: Compose, tmp_path: Path) -> None:
