@@ -97,7 +97,7 @@ def run(tmp_path: Path, compose: Compose) -> Run:
 
 @pytest.mark.parametrize("kind", ["stop", "bias, bias: length"])
 def test_a_card_says_that_the_reward_was_corrupted(
-    kind: str, tmp_path: Path, compose: Callable[[list[str]], DictConfig]
+    kind: str, tmp_path: Path, compose: Compose
 ) -> None:
     words = f"rewards={{learned: {{kind: model}}, other: {{kind: {kind}}}}}"
     write_frozen_config(to_run_config(compose([to_hydra_override(words)])), tmp_path)
