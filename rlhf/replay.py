@@ -29,6 +29,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
 from rlhf.config.run_dir import lock_run_dir
+from rlhf.options import hooks_of
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.run.attempts import read_attempts
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
@@ -103,6 +104,9 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
     for name in (FROZEN, COMMAND):
         shutil.copy2(run_dir / name, target / name)
     shutil.copytree(run_dir / "tokenizer", target / "tokenizer")
+    for name in hooks_of("keys", "ANSWERS"):
+        if (answers := read_bytes(run_dir / name)) is not None:
+            (target / name).write_bytes(answers)
     earlier = order[: order.index(phase)]
     if start:
         checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))

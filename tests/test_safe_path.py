@@ -63,7 +63,7 @@ def test_no_kind_of_part_runs_them(hostile: Path, tmp_path: Path) -> None:
         for kind, keys in parts.items():
             part = IsolatedReward("mine", RewardTerm(kind=kind, **keys))
             part.send_answers(Answers(["?"], ["1"], [True], [1], {}))
-            assert part.receive_scores() == [1], kind
+            assert part.receive_scores().scores == [1], kind
             part.close()
     assert not hostile.exists(), hostile.read_text()
 
@@ -83,7 +83,7 @@ def test_what_a_function_starts_is_the_users_own(
     )
     part = IsolatedReward("mine", RewardTerm(kind=RewardKind.function, function="mine:f"))
     part.send_answers(Answers(["?"], ["1"], [True], [1], {}))
-    assert part.receive_scores() == [2]
+    assert part.receive_scores().scores == [2]
     part.close()
 
 

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     )
     from rlhf.chat.talker import Talker
     from rlhf.config.batches import BatchPlan
-    from rlhf.config.choices import Dtype, Phase
+    from rlhf.config.choices import Dtype, Phase, RewardKind
     from rlhf.config.roles import Role
     from rlhf.config.schema.keys import Unread
     from rlhf.config.schema.model import ModelConfig
+    from rlhf.config.schema.rewards import RewardTerm
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.collate import PairStep
     from rlhf.data.records import Record
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from rlhf.plan.time_model import CostModel, Efficiency, ForwardWork
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
+    from rlhf.rewards.rules import ScoreFunction
     from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
     from rlhf.rollout.decoders.layers import AdapterOf
     from rlhf.rollout.sampling import SamplingSettings
@@ -323,6 +325,19 @@ class Policy(NamedTuple):
     """The end of the measures' names in result.json, such as score_after_SUFFIX."""
 
 
+class RewardsSeam(Protocol):
+    """``rewards``: scores responses in a process of its own. Used by judges."""
+
+    KIND: RewardKind
+    """The kind of the parts of ``rewards`` that the option scores."""
+
+    def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+        """Return the function that scores responses, and the names of its criteria.
+
+        Raises ConfigError, whose message begins with the key, if the part cannot be used.
+        """
+
+
 class ReportSeam(Protocol):
     """``report``: adds rows to the summary of a run, and charts to its report.
 
@@ -583,6 +598,12 @@ class KeysSeam(Protocol):
     """Keys that name a file, or code by MODULE:NAME; optional."""
     ON_ONE_RANK: ClassVar[Mapping[str, object]]
     """Values of keys with which one rank needs neither a server nor a drive; optional."""
+    REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]
+    """Keys that a kind of reward reads beside the keys of every process; * after a required key."""
+    REWARD_FILES: ClassVar[Sequence[str]]
+    """Keys of a part of ``rewards`` that name a file; optional."""
+    ANSWERS: ClassVar[str]
+    """Name of a file in the run directory from which a replay takes answers from outside."""
     LOG: ClassVar[str]
     """Name of a file in the run directory to which rank 0 appends; optional."""
     SCRATCH: ClassVar[str]

@@ -83,6 +83,7 @@ class TermScores(NamedTuple):
 
     scores_BK: Tensor
     failed_BK: Tensor  # bool: the part gave no score, and scores_BK has its fallback
+    criteria: Mapping[str, Tensor] = {}  # (B,) by PART.CRITERION: of parts that score by criteria
 
 
 class Rollout(NamedTuple):

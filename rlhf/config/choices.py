@@ -40,7 +40,7 @@ class ModelInit(StrEnum):
 
 
 class RewardKind(StrEnum):
-    """Kinds of parts of the score: models, the environment, the user's code and fixed rules."""
+    """Kinds of parts of the score: models, the environment, the user's code, rules, judges."""
 
     model = "model"
     gold = "gold"
@@ -54,6 +54,7 @@ class RewardKind(StrEnum):
     number = "number"
     json = "json"
     bias = "bias"
+    judge = "judge"
 
 
 RewardBias = StrEnum("RewardBias", "length token sycophancy position format")

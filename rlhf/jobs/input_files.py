@@ -23,6 +23,9 @@ from rlhf.run.results import INPUTS, Inputs, read_inputs, write_json
 MORE = {".arrow", ".txt"}
 # Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
+# Keys of a part of ``rewards`` that name a file or code.
+OF_REWARDS = ["json_schema", "function"]
+OF_REWARDS += [key for files in hooks_of("keys", "REWARD_FILES") for key in files]
 
 
 def data_keys_and_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
@@ -77,10 +80,10 @@ def _hash_inputs(config: RunConfig) -> Inputs:
         *((key, attrgetter(key)(config)) for key in OF_OPTIONS),
         ("reward.groups_path", config.reward.groups_path),
         *(
-            (f"rewards.{name}.json_schema", each.json_schema)
+            (f"rewards.{name}.{file}", getattr(each, file))
+            for file in OF_REWARDS
             for name, each in config.rewards.items()
         ),
-        *((f"rewards.{name}.function", each.function) for name, each in config.rewards.items()),
         *(
             (f"rewards.{name}.sealed", str(root / path))
             for name, each in config.rewards.items()

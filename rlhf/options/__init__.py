@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.choices import Phase, Unpaired
+from rlhf.config.choices import Phase, RewardKind, Unpaired
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
 from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, always_affects
@@ -39,6 +39,7 @@ from rlhf.options.ensembles.keys import EnsembleKeys
 from rlhf.options.environments.keys import EnvironmentGroup, TurnKeys
 from rlhf.options.fused_layers.keys import FusedLayers, FusedLayersGroup
 from rlhf.options.hybrid_engine.keys import HybridEngineKeys
+from rlhf.options.judges.keys import JudgeKeys
 from rlhf.options.kto.keys import KtoKeys
 from rlhf.options.lora.keys import FrozenWeightKeys, LoraGroup
 from rlhf.options.phase_store.keys import ReuseGroup
@@ -90,6 +91,10 @@ OPTIONS = (
     Option("fused_layers", lambda config: config.fused_layers is not FusedLayers.none),
     Option("lora", lambda config: config.lora.rank > 0),
     Option("ensembles", lambda config: config.reward.members > 1),
+    Option(
+        "judges",
+        lambda config: any(part.kind is RewardKind.judge for part in config.rewards.values()),
+    ),
     Option("kto", lambda config: config.dpo.loss is PreferenceLossName.kto),
     Option("sequence_parallel", lambda config: config.zero.sequence_parallel_size > 1),
     Option("hybrid_engine", lambda config: config.rollout.backend == "hybrid_engine"),
@@ -211,6 +216,11 @@ class CheckpointConfig(DigestKeys, CheckpointKeys):
 @dataclass(kw_only=True)
 class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
     """The groups and keys of the configuration that belong to one option each."""
+
+
+@dataclass(kw_only=True)
+class RewardTermOptions(JudgeKeys):
+    """Keys of a part of ``rewards`` whose kind is an option's."""
 
 
 def hooks_of(seam: str, hook: str, config: RunConfig | None = None) -> Iterator[Any]:

@@ -2,27 +2,30 @@
 
 Requests and answers are lines of JSON on a socket. The first request is the part's configuration;
 its answer is whether the part can be used. Each later request is a batch of responses; its answer
-is ``{"scores": [...]}`` or ``{"error": "..."}``. What a reward function prints goes to stderr.
+is the fields of ``PartScores`` or ``{"error": "..."}``. What a function prints goes to stderr.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_messages
+from rlhf.base.seams import RewardsSeam
 from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.rewards.biases import build_bias
+from rlhf.options import modules_of
 from rlhf.rewards.outside import build_function_reward, build_http_reward
-from rlhf.rewards.rules import RULES, Answers, ScoreFunction
+from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 
 # Kinds of rewards that the ranks compute themselves.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
@@ -46,9 +49,11 @@ class IsolatedReward:
     time.
     """
 
-    def __init__(self, name: str, part: RewardTerm) -> None:
+    criteria: Sequence[str] = ()  # names of the part's criteria, if it has criteria
+
+    def __init__(self, name: str, part: RewardTerm, run_dir: str | None = None) -> None:
         """Start the process, or raise a ConfigError that names the key of the part."""
-        self.name, self.part = name, part
+        self.name, self.part, self._run_dir = name, part, run_dir
         self.rows = 0  # number of responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
         self._not_asked: FailureError | None = None
@@ -58,13 +63,14 @@ class IsolatedReward:
         self._process = IsolatedProcess("rlhf.rewards.isolated:serve_scores")
         self._set_deadline(SECONDS_TO_START)
         try:
-            self._send(asdict(self.part))
-            problem = self._receive().get("error")
+            self._send({"part": asdict(self.part), "run_dir": self._run_dir})
+            answer = self._receive()
         except FailureError as error:
             raise ConfigError(f"rewards.{self.name} does not start: {error}") from error
-        if problem is not None:
+        if "error" in answer:
             self.close()
-            raise ConfigError(f"rewards.{self.name}.{problem}")
+            raise ConfigError(f"rewards.{self.name}.{answer['error']}")
+        self.criteria = answer["criteria"]
 
     def send_answers(self, answers: Answers) -> None:
         """Send a batch to score; if this fails, ``receive_scores`` raises the error."""
@@ -78,7 +84,7 @@ class IsolatedReward:
         except (ConfigError, FailureError) as error:
             self._not_asked = FailureError(str(error))
 
-    def receive_scores(self) -> list[float]:
+    def receive_scores(self) -> PartScores:
         """Return the scores of the batch; NaN replaces a score that is too large or not finite.
 
         Raises:
@@ -90,10 +96,11 @@ class IsolatedReward:
         answer = self._receive()
         if "error" in answer:
             raise FailureError(str(answer["error"]))
-        found: list[float] = answer["scores"]
-        if len(found) != self.rows:
-            raise FailureError(f"it returned {len(found)} scores for {self.rows} responses")
-        return [score if abs(score) <= LARGEST_SCORE else math.nan for score in found]
+        found = PartScores(**answer)
+        if len(found.scores) != self.rows:
+            raise FailureError(f"it returned {len(found.scores)} scores for {self.rows} responses")
+        scores = [score if abs(score) <= LARGEST_SCORE else math.nan for score in found.scores]
+        return found._replace(scores=scores)
 
     def close(self) -> None:
         """End the process, and the processes that it started."""
@@ -122,7 +129,9 @@ class IsolatedReward:
         return FailureError("its process ended")
 
 
-def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, IsolatedReward]:
+def start_reward_processes(
+    parts: Mapping[str, RewardTerm], run_dir: str | None = None
+) -> dict[str, IsolatedReward]:
     """Start a process for each part that needs one; return them by name.
 
     Raises:
@@ -132,7 +141,7 @@ def start_reward_processes(parts: Mapping[str, RewardTerm]) -> dict[str, Isolate
     try:
         for name, part in parts.items():
             if part.kind not in HERE:
-                started[name] = IsolatedReward(name, part)
+                started[name] = IsolatedReward(name, part, run_dir)
     except ConfigError:
         end_reward_processes(started)
         raise
@@ -149,8 +158,8 @@ def check_reward_parts(config: RunConfig) -> None:
     """Raise ConfigError if a part of the score cannot be used, before any phase is trained."""
     parts = config.rewards if Phase.ppo in config.phase.order else {}
     if config.plan is PlanMode.only:  # a plan needs no running endpoint
-        parts = {name: part for name, part in parts.items() if part.kind is not RewardKind.http}
-    end_reward_processes(start_reward_processes(parts))
+        parts = {name: part for name, part in parts.items() if part.url is None}
+    end_reward_processes(start_reward_processes(parts, config.run_dir))
 
 
 def serve_scores(descriptor: int) -> None:
@@ -164,17 +173,29 @@ def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
     if given is None:
         return
     try:
-        part = RewardTerm(**given | {"kind": RewardKind(given["kind"])})
+        part = RewardTerm(**given["part"] | {"kind": RewardKind(given["part"]["kind"])})
         with translate_errors(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
-            scorer: ScoreFunction = KINDS[part.kind](part)
+            scorer, criteria = _build_scorer(part, Path(given["run_dir"] or ""))
     except RlhfError as error:
         yield {"error": str(error)}
         return
-    yield {"ready": True}
+    yield {"criteria": criteria}
     for batch in messages:
         try:
             with translate_errors(RewardError):
-                answer: dict[str, object] = {"scores": list(scorer(Answers(**batch)))}
+                found = scorer(Answers(**batch))
+            scores = found if isinstance(found, PartScores) else PartScores(list(found))
+            answer: dict[str, object] = scores._asdict()
         except RlhfError as error:
             answer = {"error": str(error)}
         yield answer
+
+
+def _build_scorer(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+    """Return the ``ScoreFunction`` of a part, and the names of its criteria, if it has criteria."""
+    options: Iterator[RewardsSeam] = modules_of("rewards")
+    for option in options:
+        if option.KIND is part.kind:
+            return option.build(part, run_dir)
+    build: Callable[[RewardTerm], ScoreFunction] = KINDS[part.kind]
+    return build(part), []

@@ -7,7 +7,7 @@ import json
 import os
 import resource
 import socket
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -76,47 +76,70 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
     Raises:
         ConfigError: if the token's environment variable is not set, or the URL has no listener.
     """
+    post = connect_endpoint(part, str(part.url))
+    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
+
+    def score_answers(answers: Answers) -> list[float]:
+        found: list[float] = []
+        for batch in _split_answers(answers, part.batch_size or max(1, len(answers.responses))):
+            try:
+                found += _parse_scores(post(batch))
+            except MemoryError as error:
+                raise RewardError("its answer needs too much memory") from error
+        return found
+
+    return score_answers
+
+
+Post = Callable[[Mapping[str, Any]], Any]
+
+
+def connect_endpoint(part: RewardTerm, url: str, *, timeout: float | None = None) -> Post:
+    """Return a function that posts a JSON object to ``url``, and returns the JSON of the answer.
+
+    Several threads may call it at the same time. It raises RewardError if the last attempt fails;
+    ``timeout`` is the longest wait for data, in seconds.
+
+    Raises:
+        ConfigError: if the token's environment variable is not set, or the URL has no listener.
+    """
     import urllib3
 
-    _require_listener(str(part.url))
-    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
-    pool, headers = urllib3.PoolManager(), _build_headers(part)
+    _require_listener(url)
+    pool, headers = urllib3.PoolManager(maxsize=part.batch_size or 1), _build_headers(part)
 
-    def request_scores(batch: Mapping[str, Any]) -> list[float]:
+    def post(content: Mapping[str, Any]) -> Any:
         retries = urllib3.Retry(
             part.retries,
             allowed_methods=None,
             status_forcelist=RETRIED,
             backoff_factor=0.2,
         )
-        request = {"method": "POST", "url": str(part.url), "body": json.dumps(batch)}
+        request: dict[str, Any] = {"method": "POST", "url": url, "body": json.dumps(content)}
         while True:
             answer, failure = None, None
             try:
                 answer = pool.urlopen(
-                    **request, headers=headers, retries=False, redirect=False, preload_content=False
+                    **request,
+                    headers=headers,
+                    timeout=timeout,
+                    retries=False,
+                    redirect=False,
+                    preload_content=False,
                 )
                 status, body = answer.status, _read_body(answer)
                 if status not in RETRIED:
-                    return _parse_scores(status, body)
+                    return _parse_answer(status, body)
             except urllib3.exceptions.HTTPError as error:
                 failure = error
-            retries = retries.increment("POST", str(part.url), answer, failure)
-            retries.sleep(answer)
-
-    def score_answers(answers: Answers) -> list[float]:
-        found: list[float] = []
-        for batch in _split_answers(answers, part.batch_size or max(1, len(answers.responses))):
             try:
-                found += request_scores(batch)
+                retries = retries.increment("POST", url, answer, failure)
             except urllib3.exceptions.HTTPError as error:
                 cause = getattr(error, "reason", None) or error  # why the last attempt failed
                 raise RewardError(failure_reason(cause, None)) from error
-            except MemoryError as error:
-                raise RewardError("its answer needs too much memory") from error
-        return found
+            retries.sleep(answer)
 
-    return score_answers
+    return post
 
 
 def _split_answers(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
@@ -166,14 +189,17 @@ def _read_body(answer: BaseHTTPResponse) -> bytes:
     return bytes(body)
 
 
-def _parse_scores(status: int, body: bytes) -> list[float]:
-    """Return the scores in an endpoint's answer, which must be {"scores": [numbers]}."""
+def _parse_answer(status: int, body: bytes) -> Any:
     if status != 200:  # noqa: PLR2004 - HTTP's OK
         raise RewardError(f"HTTP status {status}")
     try:
-        content: Any = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RewardError(f"the answer is not JSON ({failure_reason(error, None)})") from error
+
+
+def _parse_scores(content: Any) -> list[float]:
+    """Return the scores in an endpoint's answer, which must be {"scores": [numbers]}."""
     if not isinstance(content, dict) or not isinstance(content.get("scores"), list):
         raise RewardError('the answer is not {"scores": [...]}')
     for row, score in enumerate(content["scores"]):

@@ -25,7 +25,15 @@ class Answers(NamedTuple):
     columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
 
 
-ScoreFunction = Callable[[Answers], Sequence[float]]
+class PartScores(NamedTuple):
+    """Scores of a batch of responses; NaN for a response that the part failed to score."""
+
+    scores: Sequence[float]
+    criteria: Mapping[str, Sequence[float]] = {}  # scores by criterion, of a part that has criteria
+    problem: str = ""  # why the first of the failures failed, if the part knows
+
+
+ScoreFunction = Callable[[Answers], Sequence[float] | PartScores]
 
 
 # A minus after a digit, a letter or a bracket is not a sign: "3-5" has the numbers 3 and 5.

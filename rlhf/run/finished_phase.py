@@ -27,6 +27,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
 from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
 from rlhf.config.choices import Phase
+from rlhf.run.jsonl import LOGS
 from rlhf.run.results import read_json_object, read_phase_result, write_json
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
@@ -51,7 +52,8 @@ def finish_phase(
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
         files = file_identities(folder, skip=NOT_LISTED)
-    logs = {path.name: _hash_lines(path, phase) for path in sorted(run_dir.glob("*.jsonl"))}
+    written = [name for name in sorted(LOGS) if (run_dir / name).exists()]
+    logs = {name: _hash_lines(run_dir / name, phase) for name in written}
     marks = {name: " ".join(mark_lines(run_dir / name, phase)) for name in logs}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]

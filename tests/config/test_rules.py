@@ -48,6 +48,7 @@ WORKING = {
     "number": "kind: number, columns: [answer]",
     "json": "kind: json, json_schema: schema.json",
     "bias": "kind: bias, bias: token, pattern: sure, weight: 0.5, onset: 8}, right: {kind: gold",
+    "judge": "kind: judge, rubric: r.yaml, model: m, url: 'http://host', votes: 3, temperature: 1",
 }
 
 

@@ -131,7 +131,7 @@ def answers(*responses: str, **columns: list[Any]) -> Answers:
 
 def score(part: IsolatedReward, batch: Answers) -> list[float]:
     part.send_answers(batch)
-    return part.receive_scores()
+    return [*part.receive_scores().scores]
 
 
 def test_a_function_gets_prompts_responses_and_columns(start: Start) -> None:
@@ -312,7 +312,8 @@ def test_a_part_whose_run_ends_while_it_starts_is_silent(
         words = ["-P", "-m", "rlhf.base.supervisor", "rlhf.rewards.isolated:serve_scores"]
         words += [str(theirs.fileno()), str(os.getpid())]
         part = subprocess.Popen([sys.executable, *words], pass_fds=[theirs.fileno()])
-    ours.sendall(json.dumps(asdict(RewardTerm(kind=RewardKind.stop))).encode() + b"\n")
+    request = {"part": asdict(RewardTerm(kind=RewardKind.stop)), "run_dir": None}
+    ours.sendall(json.dumps(request).encode() + b"\n")
     ours.close()
     assert part.wait(20) == 0
     assert capfd.readouterr().err == ""

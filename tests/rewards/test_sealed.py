@@ -56,7 +56,7 @@ def sealed(**keys: object) -> RewardTerm:
 
 def scores(part: IsolatedReward) -> list[float]:
     part.send_answers(Answers(["a", "b"], ["yes", "no"], [True] * 2, [1] * 2, {}))
-    return part.receive_scores()
+    return [*part.receive_scores().scores]
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {

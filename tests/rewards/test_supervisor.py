@@ -83,7 +83,7 @@ def assert_ended(process: Path) -> None:
 
 def test_a_daemon_ends_with_its_part() -> None:
     part = asked("a")
-    assert part.receive_scores() == [1]
+    assert part.receive_scores().scores == [1]
     left = daemon()
     assert left.exists()
     part.close()
@@ -114,6 +114,6 @@ def test_a_daemon_ends_with_a_run_that_is_killed(response: str) -> None:
 def test_only_one_of_two_processes_that_return_answers() -> None:
     part = asked("a", "returns_twice")
     for _ in range(5):
-        assert part.receive_scores() == [0]
+        assert part.receive_scores().scores == [0]
         part.send_answers(Answers(["?"], ["b"], [True], [1], {}))
     part.close()

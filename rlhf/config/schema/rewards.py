@@ -11,17 +11,18 @@ from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import ModelInit, Phase, RewardBias, RewardKind, Source
 from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
+from rlhf.options import RewardTermOptions, hooks_of
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
 
 @dataclass(kw_only=True)
-class RewardTerm:
+class RewardTerm(RewardTermOptions):
     """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
     kind: RewardKind
-    """model, gold, function, http, a rule (length, stop, pattern, exact, number, json), or bias."""
+    """model, gold, function, http, judge, bias, or a rule: length, stop, pattern, exact, number, json."""
     weight: float = key(SCORE, default=1.0)
     """Factor of this part in the sum; the strength of a bias."""
     normalise: bool = False
@@ -41,13 +42,15 @@ class RewardTerm:
     files: list[str] = field(default_factory=list)
     """Files and folders beside the module that a sealed judge reads when it is imported."""
     url: str | None = None
-    """kind=http: address that gets prompts, responses and columns, and answers with scores."""
+    """kind=http: address that gets prompts, responses and columns, and answers with scores;
+    kind=judge: base of an API like OpenAI's, such as http://HOST:8000/v1."""
     token_variable: str | None = None
-    """kind=http: environment variable whose value is sent as bearer token; null: none."""
+    """kind=http or judge: environment variable whose value is the bearer token; null: none."""
     batch_size: int | None = key(ABOVE_0, default=None)
-    """kind=http: responses in a request; null: the rank's whole rollout."""
+    """kind=http: responses in a request; null: the rank's whole rollout. kind=judge: requests of
+    a rank at the same time; null: 16."""
     retries: int = key(AT_LEAST_0, default=2)
-    """kind=http: further attempts after an error 5xx or a lost connection."""
+    """kind=http or judge: further attempts after an error 5xx or a lost connection."""
     pattern: str | None = None
     """kind=pattern: regular expression; the score is 1 where it is found. kind=bias with
     bias=token: the expression whose occurrences are favoured."""
@@ -84,6 +87,11 @@ READ = {
     RewardKind.number: (*OF_PROCESSES, "columns*"),
     RewardKind.json: (*OF_PROCESSES, "json_schema"),
     RewardKind.bias: ("kind", "weight", "timeout_seconds", "bias*", "pattern", "onset"),
+    **{
+        kind: (*OF_PROCESSES, *own)
+        for of_option in hooks_of("keys", "REWARDS")
+        for kind, own in of_option.items()
+    },
 }
 
 

@@ -54,8 +54,9 @@ def _response_lines(
         "tokens": keep_BT.sum(dim=1, dtype=torch.float32),
     }
     if rollout.parts is not None:
-        columns_KB = rollout.parts.scores_BK.unbind(dim=1)
-        numbers |= {f"part {name}": each_B for name, each_B in zip(parts, columns_KB, strict=True)}
+        of_parts = dict(zip(parts, rollout.parts.scores_BK.unbind(dim=1), strict=True))
+        of_parts |= rollout.parts.criteria
+        numbers |= {f"part {name}": each_B for name, each_B in of_parts.items()}
     texts = (prompts.texts, response_texts(tokenizer, responses), responses.ended_B.tolist())
     columns = (*texts, *(each_B.tolist() for each_B in numbers.values()))
     for values in zip(*columns, strict=True):

@@ -34,7 +34,7 @@ from rlhf.phases.shared.scoring import (
     valid_score_mask,
 )
 from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
-from rlhf.rewards.rules import Answers
+from rlhf.rewards.rules import Answers, PartScores
 from rlhf.run.console import build_console
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class RewardMix:
         judge: GoldJudge,
         say: Callable[[str], None],
         own_scores: Callable[[Responses], Tensor] | None = None,
+        run_dir: str | None = None,
     ) -> None:
         self.parts = parts
         self._own_scores = own_scores
@@ -63,7 +64,7 @@ class RewardMix:
         self._say = say
         self._rows = 0  # responses scored so far
         self._fallbacks: Counter[str] = Counter()  # responses that got the fallback, by part
-        self._isolated = start_reward_processes(parts)
+        self._isolated = start_reward_processes(parts, run_dir)
 
     def __call__(
         self, prompts: PromptBatch, responses: Responses, model_scores_B: Tensor
@@ -80,6 +81,7 @@ class RewardMix:
             )
         self._rows += len(model_scores_B)
         columns: list[Tensor] = []
+        criteria: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             problem = NO_SCORE
             match part.kind:
@@ -92,8 +94,12 @@ class RewardMix:
                     assert self._own_scores is not None, "kind=environment without an environment"
                     scores_B = self._own_scores(responses)
                 case _:
-                    scores, problem = self._receive_scores(name, len(model_scores_B))
-                    scores_B = model_scores_B.new_tensor(scores)
+                    found = self._receive_scores(name, len(model_scores_B))
+                    scores_B = model_scores_B.new_tensor(found.scores)
+                    problem = found.problem or NO_SCORE
+                    for criterion, scores in found.criteria.items():
+                        of_criterion_B = model_scores_B.new_tensor(scores)
+                        criteria[f"{name}.{criterion}"] = of_criterion_B.nan_to_num(part.fallback)
             if count := count_failed_scores(scores_B):
                 self._raise_or_count_failure(name, problem, count, describe_step(prompts))
             if prompts.step is not None and prompts.step < part.onset:
@@ -103,7 +109,8 @@ class RewardMix:
         failed_BK = ~valid_score_mask(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        return sum_weighted_scores(self.parts, scores_BK), TermScores(scores_BK, failed_BK)
+        scored = TermScores(scores_BK, failed_BK, criteria)
+        return sum_weighted_scores(self.parts, scores_BK), scored
 
     def try_parts_on_rows(self, records: Sequence[Record]) -> None:
         """Test each part that has its own process: let it score the responses in rows of the data.
@@ -119,20 +126,22 @@ class RewardMix:
             columns = {each: [row[each] for row in rows] for each in names}
             isolated.send_answers(Answers(prompts, texts, [True] * len(texts), tokens, columns))
         for name in self._isolated:
-            scores, problem = self._receive_scores(name, len(records))
-            pairs = zip(records, scores, strict=True)
+            found = self._receive_scores(name, len(records))
+            pairs = zip(records, found.scores, strict=True)
             failed = [_describe_row(record) for record, score in pairs if math.isnan(score)]
             if failed:
                 where = f"on {' and '.join(failed)}, before training"
+                problem = found.problem or NO_SCORE
                 self._raise_or_count_failure(name, problem, len(failed), where)
         self._fallbacks.clear()
 
-    def _receive_scores(self, name: str, rows: int) -> tuple[list[float], str]:
-        """Return the scores of the part ``name``, NaN where it failed, and the reason for NaN."""
+    def _receive_scores(self, name: str, rows: int) -> PartScores:
+        """Return the scores of the part ``name``, NaN where it failed."""
         try:
-            return self._isolated[name].receive_scores(), NO_SCORE
+            return self._isolated[name].receive_scores()
         except FailureError as error:
-            return [math.nan] * rows, str(error)
+            none = [math.nan] * rows
+            return PartScores(none, dict.fromkeys(self._isolated[name].criteria, none), str(error))
 
     def close(self) -> None:
         """End the processes of the parts; print how often each part failed."""
@@ -198,7 +207,8 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
     say = build_console(is_main=True, log_every=1).say
     options: Iterator[ResponsesSeam] = modules_of("responses", config)
     own_scores = next((option.score for option in options), None)
-    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, own_scores)
+    judge, run_dir = GoldJudge(), config.run_dir
+    return RewardMix(config.rewards, tokenizer, judge, say, own_scores, run_dir)
 
 
 def try_reward_parts(context: RunContext) -> None:

@@ -83,6 +83,8 @@ def rollout_metrics(
     if rollout.parts is not None:
         for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
+        for name, scores_B in rollout.parts.criteria.items():
+            metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     metrics |= {f"ppo/{name}": Mean.of(each) for name, each in rollout.measures.items()}
     return metrics | dict(targets.metrics)

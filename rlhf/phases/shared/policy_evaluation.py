@@ -136,8 +136,9 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
     values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)
-        names = context.config.rewards
-        values |= {f"parts/{n}": each for n, each in zip(names, scores_KB, strict=True)}
+        parts = dict(zip(context.config.rewards, scores_KB, strict=True))
+        parts |= rollout.parts.criteria
+        values |= {f"parts/{name}": each for name, each in parts.items()}
     return values
 
 

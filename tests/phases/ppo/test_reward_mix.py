@@ -20,7 +20,7 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo import reward_mix
 from rlhf.phases.ppo.reward_mix import RewardMix, build_reward_mix
 from rlhf.rewards.isolated import FailureError
-from rlhf.rewards.rules import Answers
+from rlhf.rewards.rules import Answers, PartScores
 from tests.phases.ppo.ppo_pieces import engine_config
 
 TOKENIZER = train_tokenizer(["one two three"], vocab_size=260)
@@ -30,18 +30,19 @@ TEXTS = ["one", "two three", "three"]
 class Fake:
     """A part without a process: its scores, or the error that it raises, are given."""
 
-    def __init__(self, part: RewardTerm, outcome: list[float] | FailureError) -> None:
+    def __init__(self, part: RewardTerm, outcome: Any) -> None:
         self.part, self.outcome, self.rows = part, outcome, 0
+        self.criteria = ["clear"] if part.kind is RewardKind.judge else []
         self.asked: list[Answers] = []
 
     def send_answers(self, answers: Answers) -> None:
         self.asked.append(answers)
         self.rows = len(answers.responses)
 
-    def receive_scores(self) -> list[float]:
+    def receive_scores(self) -> PartScores:
         if isinstance(self.outcome, FailureError):
             raise self.outcome
-        return self.outcome
+        return self.outcome if isinstance(self.outcome, PartScores) else PartScores(self.outcome)
 
     def close(self) -> None:
         """Have no process to end."""
@@ -60,7 +61,7 @@ def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., Any
         **parts: RewardTerm,
     ) -> Any:
         fakes = {name: Fake(parts[name], outcome) for name, outcome in outcomes.items()}
-        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda _: fakes)
+        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda *_: fakes)
         ids = [TOKENIZER.encode(text) for text in TEXTS]
         width = max(map(len, ids))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids])
@@ -130,6 +131,29 @@ def test_a_fallback_replaces_what_failed(
         mixed({"mine": outcome}, mine=part())
 
 
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("outcome", "criteria", "why"),
+    [
+        (PartScores([0.5, NAN, 1], {"clear": [0.25, NAN, 1]}, "a lie"), [0.25, -3, 1], "a lie"),
+        (FailureError("its process ended"), [-3, -3, -3], "its process ended"),
+    ],
+)
+def test_criteria_of_a_failed_verdict_get_the_fallback_too(
+    outcome: Any, criteria: list[float], why: str, mixed: Callable[..., Any], said: list[str]
+) -> None:
+    judge = part(RewardKind.judge, fallback=-3)
+    _, parts, _ = mixed({"mine": outcome}, mine=judge, times=2)
+    assert {name: each.tolist() for name, each in parts.criteria.items()} == {
+        "mine.clear": criteria
+    }
+    assert f"rewards.mine (kind=judge) failed in PPO step 7: {why}; responses that" in said[0]
+    with pytest.raises(RewardError, match=rf"\(kind=judge\) failed in PPO step 7: {why}\. A part"):
+        mixed({"mine": outcome}, mine=part(RewardKind.judge))
+
+
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [
@@ -148,7 +172,7 @@ def test_parts_are_tried_on_rows_of_the_data(
 
     def try_parts_on_rows(**keys: Any) -> Fake:
         fake = Fake(part(**keys), outcome)
-        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda _: {"mine": fake})
+        monkeypatch.setattr(reward_mix, "start_reward_processes", lambda *_: {"mine": fake})
         parts = {"mine": fake.part, "learned": part(RewardKind.model)}
         mix = RewardMix(parts, TOKENIZER, GoldJudge(), said.append)
         mix.try_parts_on_rows(rows)

@@ -1,0 +1,157 @@
+"""Score responses by the verdicts of a language model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rlhf.base.errors import RewardError, RlhfError
+from rlhf.config.choices import RewardKind
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.options.judges.answer_store import AnswerStore, Outcome, hash_request
+from rlhf.options.judges.keys import ANSWERS
+from rlhf.options.judges.rubric import Rubric, read_rubric
+from rlhf.rewards.outside import connect_endpoint
+from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
+
+KIND = RewardKind.judge
+AT_ONCE = 16  # requests to a server at the same time, if batch_size does not say
+PATIENCE = 0.9  # share of timeout_seconds to wait for answers; in the rest they are stored
+
+Request = dict[str, Any]  # the body of a request to a chat completion API
+Verdict = Mapping[str, float]  # score from 0 to 1 by criterion
+Ask = Callable[[Request], str]
+
+
+def build(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+    """Return the judge, and the names of its criteria.
+
+    Raises:
+        ConfigError: if the rubric or, in a run without answers, the server cannot be used.
+    """
+    judge = Judge(part, read_rubric(str(part.rubric)), AnswerStore(run_dir / ANSWERS))
+    if not (run_dir / ANSWERS).exists():  # a replayed run may need no answer that is not stored
+        _ = judge.ask
+    return judge.score_answers, [each.name for each in judge.rubric.criteria]
+
+
+class Judge:
+    """A language model that answers the questions of a rubric about each response.
+
+    A response fails unless more than half of its votes are valid. A vote on a comparison is valid
+    if the answers in both orders of the responses are valid.
+    """
+
+    def __init__(self, part: RewardTerm, rubric: Rubric, store: AnswerStore) -> None:
+        self.part, self.rubric, self._store = part, rubric, store
+        self._threads = ThreadPoolExecutor(part.batch_size or AT_ONCE)
+
+    @cached_property
+    def ask(self) -> Ask:
+        """Return the function from a request to the text of the answer; the first use connects."""
+        return connect_model(self.part)
+
+    def score_answers(self, answers: Answers) -> PartScores:
+        """Return the scores, from 0 to 1, of a batch of responses."""
+        asked = [list(self._build_requests(answers, row)) for row in range(len(answers.responses))]
+        outcomes = self._find_outcomes(
+            {hash_request(each): each for votes in asked for vote in votes for each in vote}
+        )
+        verdicts: list[Verdict] = []
+        problem = ""
+        names = [each.name for each in self.rubric.criteria]
+        for votes in asked:
+            of_votes = [[outcomes[hash_request(each)] for each in vote] for vote in votes]
+            valid = [vote for vote in of_votes if all(each.failure is None for each in vote)]
+            if 2 * len(valid) > len(votes):
+                verdicts.append(self._average_verdicts(valid))
+            else:
+                verdicts.append(dict.fromkeys(names, math.nan))
+                problem = problem or next(e.failure for v in of_votes for e in v if e.failure)
+        scores = [self.rubric.weigh(each) for each in verdicts]
+        return PartScores(scores, {n: [each[n] for each in verdicts] for n in names}, problem)
+
+    def _build_requests(self, answers: Answers, row: int) -> Iterator[list[Request]]:
+        """Yield the requests of each vote: one, or both orders of a comparison."""
+        response, columns = answers.responses[row], answers.columns.values()
+        orders = [[response]]
+        for reference in (str(values[row]) for values in columns):
+            orders = [[response, reference], [reference, response]]
+        messages = [self.rubric.build_messages(answers.prompts[row], order) for order in orders]
+        settings = {"model": self.part.model, "temperature": self.part.temperature}
+        for vote in range(self.part.votes):
+            shared = {**settings, "seed": vote, **self.rubric.request}
+            yield [{**shared, "messages": each} for each in messages]
+
+    def _find_outcomes(self, requests: Mapping[str, Request]) -> Mapping[str, Outcome]:
+        """Return the outcome of each request, by hash; send the requests that have none.
+
+        A failure is stored only if the part has a fallback, with which the run continues.
+        """
+        sent = {
+            key: self._threads.submit(self._send, body)
+            for key, body in requests.items()
+            if key not in self._store.outcomes
+        }
+        wait(sent.values(), timeout=PATIENCE * self.part.timeout_seconds)
+        late = Outcome(None, f"no answer within timeout_seconds={self.part.timeout_seconds:g}")
+        found = {key: each.result() if each.done() else late for key, each in sent.items()}
+        for each in sent.values():
+            each.cancel()
+        stores_all = self.part.fallback is not None
+        kept = {key: each for key, each in found.items() if stores_all or each.failure is None}
+        if kept:
+            self._store.add(kept)
+        return found | self._store.outcomes
+
+    def _send(self, request: Request) -> Outcome:
+        """Return the outcome of a request; an invalid answer is returned to the model once."""
+        try:
+            answer = self.ask(request)
+            try:
+                self._read_verdict(answer)
+            except RewardError as error:
+                again = [
+                    {"role": "assistant", "content": answer},
+                    {"role": "user", "content": f"{error}. Answer with the JSON object only."},
+                ]
+                answer = self.ask({**request, "messages": [*request["messages"], *again]})
+                self._read_verdict(answer)
+        except RlhfError as error:
+            return Outcome(None, str(error))
+        return Outcome(answer)
+
+    def _average_verdicts(self, votes: Sequence[Sequence[Outcome]]) -> Verdict:
+        """Return the mean score of each criterion, over the votes and the orders of responses."""
+        scores: dict[str, list[float]] = {}
+        for vote in votes:
+            for is_second, outcome in enumerate(vote):  # the response is A first, then B
+                for name, score in self._read_verdict(str(outcome.answer)).items():
+                    scores.setdefault(name, []).append(1 - score if is_second else score)
+        return {name: fmean(each) for name, each in scores.items()}
+
+    def _read_verdict(self, answer: str) -> Verdict:
+        return self.rubric.read_verdict(answer, compares=bool(self.part.columns))
+
+
+def connect_model(part: RewardTerm) -> Ask:
+    """Return a function that asks the model behind ``part.url``; it raises RewardError.
+
+    Raises:
+        ConfigError: if nothing answers there, or the token's environment variable is not set.
+    """
+    url = f"{str(part.url).rstrip('/')}/chat/completions"
+    post = connect_endpoint(part, url, timeout=part.timeout_seconds)
+
+    def ask(request: Request) -> str:
+        match post(request):
+            case {"choices": [{"message": {"content": str(answer)}}, *_]}:
+                return answer
+        raise RewardError("the answer is not a chat completion with a text")
+
+    return ask

@@ -1,0 +1,23 @@
+"""Rules of a part of ``rewards`` with kind=judge."""
+
+from __future__ import annotations
+
+from rlhf.base.errors import refuse_broken_rule
+from rlhf.config.choices import RewardKind
+from rlhf.config.schema.run import RunConfig
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError if a judge has values that exclude each other."""
+    for name, part in config.rewards.items():
+        if part.kind is not RewardKind.judge:
+            continue
+        broken = {
+            f"columns=[{','.join(part.columns)}]: kind=judge compares with one column; without "
+            "columns it scores each response alone": len(part.columns) > 1,
+            f"votes={part.votes}: with temperature=0 all votes are the same; set "
+            f"rewards.{name}.temperature=0.7, or votes=1": (
+                part.votes > 1 and part.temperature == 0
+            ),
+        }
+        refuse_broken_rule(broken, f"rewards.{name}.")

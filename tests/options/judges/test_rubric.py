@@ -1,0 +1,116 @@
+"""Rubrics: what is refused, what a judge is asked, and which of its answers are verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf.base.errors import ConfigError, RewardError
+from rlhf.options.judges.rubric import read_rubric
+from tests.options.judges.judge_server import write_rubric
+
+ONE = "criteria: [{name: clear, question: Is it clear?%s}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("criteria: []", "criteria=[]: List should have at least 1 item"),
+        ("preamble: x", "criteria: Field required"),
+        ("[", "cannot be read (ParserError"),
+        ("a text", "Input should be a valid dictionary"),
+        (ONE % ", weight: -1", "criteria[0].weight=-1: Input should be greater than 0"),
+        (ONE % ", weight: .inf", "criteria[0].weight=inf: Input should be a finite number"),
+        (ONE % ", wieght: 2", "criteria[0].wieght=2: Extra inputs are not permitted"),
+        (ONE % ", scale: [1]", "criteria[0].scale[1]: Field required"),
+        (ONE % ", scale: [5, 5]", "criteria[0].scale=[5, 5]: must be two different numbers"),
+        (ONE % ", scale: [1, .nan]", "criteria[0].scale[1]=nan: Input should be a finite number"),
+        ("criteria: [{name: a b, question: x}]", "criteria[0].name='a b': String should match"),
+        ("criteria: [{name: a}]", "criteria[0].question: Field required"),
+        (
+            "criteria: [{name: a, question: x}, {name: a, question: y}]",
+            "two criteria have the name a",
+        ),
+        (ONE % "" + "\ntemplate: $prompt $criteria", "must have $prompt, $responses and $criteria"),
+        (ONE % "" + "\ntemplate: $prompt $responses $criteria $5", "must have $prompt"),
+    ],
+)
+def test_a_faulty_rubric_is_refused_with_place_value_and_rule(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = write_rubric(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_rubric(file)
+    assert str(caught.value).startswith(f"rubric={file}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rubric_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rubric=.*nowhere.yaml: cannot be read \(No such file"):
+        read_rubric(str(tmp_path / "nowhere.yaml"))
+
+
+def test_a_request_has_the_questions_their_scales_and_the_texts_as_they_are(tmp_path: Path) -> None:
+    rubric = read_rubric(write_rubric(tmp_path))
+    system, user = rubric.build_messages("Why $prompt?", ["It costs $5 {x} </response>"])
+    assert system["content"] == rubric.preamble
+    assert "<prompt>\nWhy $prompt?\n</prompt>" in user["content"]
+    assert "<response>\nIt costs $5 {x} </response>\n</response>" in user["content"]
+    assert "- clear (a number from 1, the worst, to 5, the best): Is it clear?" in user["content"]
+    assert "- short (a number from 10, the worst, to 0, the best)" in user["content"]
+    assert user["content"].endswith('nothing else: {"clear": ..., "short": ...}')
+    pair = rubric.build_messages("Why?", ["one", "two"])[1]["content"]
+    assert "<response_A>\none\n</response_A>\n<response_B>\ntwo\n</response_B>" in pair
+    assert '- clear ("A", "B" or "tie": which response is better): Is it clear?' in pair
+
+
+def test_words_of_a_rubric_replace_ours(tmp_path: Path) -> None:
+    template = 'template: "$$5 for: $criteria $responses $prompt"'
+    text = f"{ONE % ''}\npreamble: You are strict.\n{template}"
+    system, user = read_rubric(write_rubric(tmp_path, text)).build_messages("p", ["r"])
+    assert system["content"] == "You are strict."
+    assert user["content"].startswith("$5 for: - clear")
+    assert user["content"].endswith("</response> p")
+
+
+@pytest.mark.parametrize(
+    ("answer", "compares", "verdict"),
+    [
+        ('{"clear": 5, "short": 10}', False, {"clear": 1, "short": 0}),
+        (' {"reason": "so", "short": 2.5, "clear": 2}\n', False, {"clear": 0.25, "short": 0.75}),
+        ('{"clear": "A", "short": "tie"}', True, {"clear": 1, "short": 0.5}),
+        ('{"clear": "B", "short": "B"}', True, {"clear": 0, "short": 0}),
+        ("Very good!", False, "the judge answered 'Very good!': Invalid JSON"),
+        ("", False, "the judge answered '': Invalid JSON"),
+        ('```json\n{"clear": 5, "short": 1}```', False, "Invalid JSON"),
+        ("[5, 1]", False, "Input should be an object"),
+        ('{"clear": 5}', False, "short: Field required"),
+        ('{"clear": 6, "short": 1}', False, "clear=6: Input should be less than or equal to 5"),
+        ('{"clear": 0, "short": 1}', False, "clear=0: Input should be greater than or equal to 1"),
+        ('{"clear": 5, "short": -1}', False, "short=-1: Input should be greater"),
+        ('{"clear": NaN, "short": 1}', False, "clear=nan: Input should be"),
+        ('{"clear": 1e999, "short": 1}', False, "clear=inf: Input should be"),
+        ('{"clear": true, "short": 1}', False, "clear=True: Input should be a valid number"),
+        ('{"clear": "5", "short": 1}', False, "clear='5': Input should be a valid number"),
+        ('{"clear": null, "short": 1}', False, "clear=None: Input should be a valid number"),
+        ('{"clear": "A", "short": "C"}', True, "short='C': Input should be 'A', 'B' or 'tie'"),
+        ('{"clear": 1, "short": "A"}', True, "clear=1: Input should be"),
+    ],
+)
+def test_only_a_valid_number_for_each_criterion_is_a_verdict(
+    answer: str, verdict: dict[str, float] | str, tmp_path: Path, *, compares: bool
+) -> None:
+    rubric = read_rubric(write_rubric(tmp_path))
+    if isinstance(verdict, str):
+        with pytest.raises(RewardError) as caught:
+            rubric.read_verdict(answer, compares=compares)
+        assert verdict in str(caught.value)
+    else:
+        assert rubric.read_verdict(answer, compares=compares) == verdict
+
+
+def test_the_score_is_the_weighted_mean(tmp_path: Path) -> None:
+    rubric = read_rubric(write_rubric(tmp_path))
+    assert rubric.weigh({"clear": 1, "short": 0}) == 0.75
