@@ -14,9 +14,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlhf.base.atomic import system_error_number
 from rlhf.base.errors import RlhfError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 PACKAGE = Path(__file__).parents[1]
 # Errors of a drive that is full or read-only, or over a quota or a limit on file sizes.
@@ -102,3 +106,12 @@ def convert_drive_errors(then: str = AGAIN) -> Iterator[None]:
         if (refusal := to_drive_error(error, then)) is None:
             raise
         raise refusal from error
+
+
+def describe_fault(error: ValidationError) -> str:
+    """Return place, value and rule of the first fault that pydantic has found."""
+    fault = error.errors(include_url=False)[0]
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in fault["loc"])
+    value = "" if fault["type"] == "missing" else f"={fault['input']!r:.60}"
+    rule = fault["msg"].removeprefix("Value error, ")
+    return f"{place.lstrip('.')}{value}: {rule}" if place else rule

@@ -90,6 +90,7 @@ PAIR: Form = {"margin": float}
 HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
 FIGURES: Form = {OTHERS: MAYBE_FLOAT}
 FIGURES |= {f"{name}?": {OTHERS: MAYBE_FLOAT} for name in ("pass_at", "best_of")}
+FIGURES |= {"by_judge?": {OTHERS: dict}}
 FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
 MANIFEST_FORM: Form = {"files": {OTHERS: [(int, str)]}, "lines?": {OTHERS: str}}
 EVALUATED: Form = {

@@ -34,7 +34,14 @@ from rlhf.evaluate.answer_rows import (
     last_trained_policy,
     policy_folders,
 )
-from rlhf.evaluate.figures import answer_statistics, reward_model_statistics, win_rates
+from rlhf.evaluate.best_of import read_responses, score_rows
+from rlhf.evaluate.figures import (
+    RankedRow,
+    answer_statistics,
+    best_of_k_statistics,
+    reward_model_statistics,
+    win_rates,
+)
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.context import phase_tokens
@@ -56,18 +63,24 @@ def evaluate(
     samples: int = 1,
     temperatures: Sequence[float] = (),
     tasks: Sequence[str] = (),
+    best_of: Path | None = None,
     trusts_code: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a run's policies and reward model; write and return evaluation.json.
 
     Raises:
         CheckpointError: if a run has not finished or has no policy.
-        ConfigError: if another run's tokenizer differs, or lm-eval does not know one of ``tasks``.
+        ConfigError: if another run's tokenizer differs, lm-eval does not know one of ``tasks``, or
+            the run has no reward model that could choose among the responses in ``best_of``.
+        DataError: if a row of the file ``best_of`` has no good and bad responses to a prompt.
         CapabilityError: if there are ``tasks`` and lm-eval is not installed.
     """
     if tasks:
         import_lm_eval()
+    choices = read_responses(best_of) if best_of else []
     evaluator = Evaluator(run_dir, trusts_code=trusts_code)
+    if choices and evaluator.reward_model is None:
+        raise ConfigError(f"--best-of {best_of}: {run_dir} has no reward model to choose by")
     context, config = evaluator.context, evaluator.config
     folders = policy_folders(run_dir)
     for other in against:
@@ -97,8 +110,15 @@ def evaluate(
         policy.close()
     answers.close()
     _write_margins(evaluator, (run_dir / EVALUATION).with_name("pairs.jsonl"))
+    ranked: list[RankedRow] = []
+    if evaluator.reward_model is not None:
+        scorer, micro = evaluator.reward_model, evaluator.plan.micro
+        ranked = list(score_rows(context, scorer, choices, micro=micro))
     evaluator.close()
-    found = compute_statistics(run_dir, perplexities)
+    judges = [name for name, part in config.rewards.items() if part.weight == 0]
+    found = compute_statistics(run_dir, perplexities, judges)
+    if ranked:
+        found["best_of_k"] = best_of_k_statistics(ranked)
     if tasks:
         found["lm_eval"] = run_benchmarks(folders, tasks)
     write_json(run_dir / EVALUATION, found)
@@ -155,15 +175,20 @@ def _write_margins(evaluator: Evaluator, path: Path) -> None:
     pairs.close()
 
 
-def compute_statistics(run_dir: Path, perplexities: Mapping[str, float]) -> dict[str, Any]:
-    """Compute all statistics from stored answers, margins and metrics, and add ``perplexities``."""
+def compute_statistics(
+    run_dir: Path, perplexities: Mapping[str, float], judges: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Compute all statistics from stored answers, margins and metrics, and add ``perplexities``.
+
+    ``judges`` are the parts of the score with weight 0.
+    """
     folder = (run_dir / EVALUATION).parent
     lines = read_json_lines(folder / "answers.jsonl", ANSWER)
     rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
-        of_model["decoders"][decoder] = answer_statistics(list(each))
+        of_model["decoders"][decoder] = answer_statistics(list(each), judges)
     for name, value in perplexities.items():
         models[name]["perplexity"] = value
     sampled = [row for row in rows if row["decoder"] == "sampled"]
@@ -193,6 +218,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt, for pass@k")
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
+    parser.add_argument("--best-of", type=Path, metavar="FILE", help="good and bad responses")
     parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _evaluate(options), as_json=options.json)
@@ -231,6 +257,7 @@ def _evaluate(options: argparse.Namespace) -> Result:
             samples=options.samples,
             temperatures=options.temperature,
             tasks=options.lm_eval,
+            best_of=options.best_of and expand_user_path(options.best_of, key="--best-of"),
             trusts_code=options.trust_code,
         )
     console = build_console(is_main=True, log_every=1)
@@ -247,6 +274,13 @@ def _evaluate(options: argparse.Namespace) -> Result:
                 figures["calibration_error"],
             )
         )
+    if "best_of_k" in found:
+        columns = ("prompts", "responses", "chance", "accuracy", "ties_score")
+        table = [
+            {"subset": subset} | {n: f"{each[n]:.4g}" for n in columns if n in each}
+            for subset, each in found["best_of_k"].items()
+        ]
+        console.print_table("reward model: best of k", table)
     rows = [
         {"model": model, "task": task, "metric": metric, "value": f"{value:.3f}"}
         for model, by_task in found.get("lm_eval", {}).items()

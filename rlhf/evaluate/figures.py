@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,11 @@ REPEATED = 4  # words per n-gram for ``repeated_ngram_share``
 StoredRow = Mapping[str, Any]
 
 
-def answer_statistics(rows: Sequence[StoredRow]) -> dict[str, Any]:
-    """Return means, 95 % intervals, diversity and pass@k of a model's answers with one decoding."""
+def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> dict[str, Any]:
+    """Return means, 95 % intervals, diversity and pass@k of a model's answers with one decoding.
+
+    ``judges`` are the parts of the score with weight 0, by which the score is judged.
+    """
     by_prompt = _group_by_prompt(rows)
     scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
     figures: dict[str, Any] = {
@@ -53,8 +56,14 @@ def answer_statistics(rows: Sequence[StoredRow]) -> dict[str, Any]:
             if k <= samples
         }
         figures["right_ci"] = bootstrap_interval([float(np.mean(each)) for each in right])
-    if "gold/gold" in named and min(map(len, by_prompt.values())) > 1:
-        figures |= best_of_n_statistics(list(by_prompt.values()))
+    if min(map(len, by_prompt.values())) > 1:
+        of_prompts = list(by_prompt.values())
+        if "gold/gold" in named:
+            figures |= best_of_n_statistics(of_prompts, "gold/gold")
+        if judges:
+            figures["by_judge"] = {
+                name: best_of_n_statistics(of_prompts, f"parts/{name}") for name in judges
+            }
     return figures
 
 
@@ -121,15 +130,15 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
 
-def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, Any]:
+def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]], gold: str) -> dict[str, Any]:
     """Return two statistics of how well the score chooses among the answers to a prompt.
 
-    ``best_of`` is the mean gold score of the highest-scoring of n answers, over all choices of n.
-    ``agreement`` is the share of prompts whose answer of highest score has the highest gold score.
+    ``gold`` names the gold score in the rows. ``best_of`` is the mean gold score of the
+    highest-scoring of n answers, over all choices of n. ``agreement`` is the share of prompts whose
+    answer of highest score has the highest gold score.
     """
     ranked = [
-        [row["gold/gold"] for row in sorted(rows, key=lambda row: row["score"])]
-        for rows in by_prompt
+        [row[gold] for row in sorted(rows, key=lambda row: row["score"])] for rows in by_prompt
     ]
     return {
         "best_of": {
@@ -139,6 +148,68 @@ def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]]) -> dict[str, 
         },
         "agreement": float(np.mean([golds[-1] == max(golds) for golds in ranked])),
     }
+
+
+class RankedRow(NamedTuple):
+    """The scores of the good and of the bad responses to a prompt."""
+
+    subset: str
+    id: str
+    good: Sequence[float]
+    bad: Sequence[float]
+
+    @property
+    def credit(self) -> float:
+        """Return the probability that the best response is good; equal scores are drawn from."""
+        best = max(*self.good, *self.bad)
+        return self.good.count(best) / (self.good.count(best) + self.bad.count(best))
+
+    @property
+    def gap(self) -> float:
+        """Return the lowest score of a good response minus the highest score of a bad one."""
+        return min(self.good) - max(self.bad)
+
+
+def best_of_k_statistics(rows: Sequence[RankedRow]) -> dict[str, dict[str, Any]]:
+    """Return by subset how often the best of all responses to a prompt is a good one."""
+    subsets: defaultdict[str, list[RankedRow]] = defaultdict(list)
+    for row in rows:
+        subsets[row.subset].append(row)
+    found: dict[str, dict[str, Any]] = {}
+    for name, each in subsets.items():
+        credits = [row.credit for row in each]
+        found[name] = {
+            "prompts": len(each),
+            "responses": float(np.mean([len(row.good) + len(row.bad) for row in each])),
+            "chance": float(np.mean([len(r.good) / (len(r.good) + len(r.bad)) for r in each])),
+            "accuracy": float(np.mean(credits)),
+            "accuracy_ci": bootstrap_interval(credits),
+        }
+        if any(row.id.startswith("tied:") for row in each):
+            found[name]["ties_score"] = ties_score(each)
+    return found
+
+
+def ties_score(rows: Sequence[RankedRow]) -> float:
+    """Return the score of RewardBench 2's subset Ties (https://arxiv.org/abs/2506.01937, 3.2).
+
+    A prompt with many good responses has the id tied:N, and a similar prompt with one has ref:N.
+    Good responses should all score above bad ones, and differ less from each other than from these.
+    """
+    tied, ref = (
+        {row.id.partition(":")[2]: row for row in rows if row.id.startswith(kind)}
+        for kind in ("tied:", "ref:")
+    )
+    accuracies = [np.mean([row.gap > 0 for row in each.values()]) for each in (tied, ref) if each]
+    both = sorted(tied.keys() & ref.keys())
+    spread = np.array([max(tied[key].good) - min(tied[key].good) for key in both])
+    gap = np.array([tied[key].gap for key in both])
+    hard = np.minimum(gap, [ref[key].gap for key in both])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        margin = np.nan_to_num(np.tanh(hard / spread - 1))
+    terms = zip((0.2, 0.2, 0.01), (gap > spread, hard > spread, margin), strict=True)
+    own = sum(weight * np.mean(each) for weight, each in terms) if both else 0.0
+    return float(0.3 * sum(accuracies) + own)
 
 
 def expected_best_of_n(ranked: Sequence[float], n: int) -> float:

@@ -17,7 +17,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import PhaseData
 from rlhf.evaluate.__main__ import evaluate, main
 from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, phase_records, phase_tokens
 from rlhf.phases.shared.policy_evaluation import HeldOutPrompts
 from tests.documents import read_document
 from tests.runs import ROOT, finished
@@ -66,6 +66,30 @@ def test_figures_are_those_of_the_run(run: Path, found: dict[str, Any]) -> None:
     assert len(found["over_optimisation"]) == 3  # before, after the first step, after the last
     assert set(found["models"]["ppo"]["decoders"]) == {"sampled", "greedy", "temperature 0.5"}
     assert "Calibration of the reward model" not in (run / "report.html").read_text()
+
+
+def test_best_of_two_is_the_accuracy_on_pairs(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluator = Evaluator(run)
+    examples = phase_tokens(evaluator.context, Phase.reward).eval
+    records = phase_records(evaluator.context, Phase.reward).eval
+    evaluator.close()
+    pairs = [records[row] for row in examples["row"][: evaluator.config.reward.eval_examples]]
+    rows = [
+        {"prompt": each.prompt, "chosen": [each.chosen], "rejected": [each.rejected]}
+        for each in pairs
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    capsys.readouterr()  # what loading printed
+    assert main([str(run), "--json", "--prompts", "2", "--best-of", str(file)]) == 0
+    out, said = capsys.readouterr()
+    found = read_document("evaluate", out)
+    assert found["best_of_k"]["all"]["prompts"] == found["reward_model"]["pairs"]
+    assert found["best_of_k"]["all"]["accuracy"] == found["reward_model"]["accuracy"]
+    assert found["best_of_k"]["all"]["chance"] == 0.5
+    assert "best of k" in said
 
 
 def test_the_command_and_the_script_of_the_page_compute_the_same_win_rate(

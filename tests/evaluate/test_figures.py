@@ -11,7 +11,9 @@ import pytest
 
 from rlhf.evaluate.__main__ import compute_statistics
 from rlhf.evaluate.figures import (
+    RankedRow,
     answer_statistics,
+    best_of_k_statistics,
     bootstrap_interval,
     distinct_ngram_ratio,
     estimate_pass_at_k,
@@ -71,6 +73,62 @@ def test_best_of_n_is_the_mean_over_all_choices_by_score() -> None:
         assert found["best_of"][str(n)] == pytest.approx(sum(best) / len(best))
     assert found["agreement"] == 0.5, "only q's answer of highest score is the best by gold"
     assert "best_of" not in answer_statistics(rows[::4]), "one sample of each prompt"
+
+
+def test_the_score_is_judged_by_a_part_with_weight_0_too() -> None:
+    golds = [0.2, 0.9, 0.4, 0.1]
+    rows = [
+        row("p", float(n), sample=n, **{"parts/good": gold, "parts/other": -gold})
+        for n, gold in enumerate(golds)
+    ]
+    found = answer_statistics(rows, ["good", "other"])["by_judge"]
+    assert found["good"]["best_of"]["4"] == 0.1, "the answer of the highest score"
+    assert found["good"]["agreement"] == 0
+    assert found["other"]["agreement"] == 1
+    assert "by_judge" not in answer_statistics(rows)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "credit"),
+    [
+        ([2], [1, 0, -1], 1),
+        ([1], [2, 0, 0], 0),
+        ([2], [2, 0, 0], 1 / 2),
+        ([2], [2, 2, 2], 1 / 4),
+        ([3, 1], [2, 0], 1),
+        ([2, 2], [2, 1], 2 / 3),
+        ([1, 0], [2], 0),
+    ],
+)
+def test_the_best_of_k_has_the_credit_of_a_draw_among_equal_scores(
+    good: list[float], bad: list[float], credit: float
+) -> None:
+    rows = [RankedRow("all", "", good, bad), RankedRow("other", "", [1], [0])]
+    found = best_of_k_statistics(rows)
+    assert found["all"]["accuracy"] == pytest.approx(credit)
+    assert found["all"]["chance"] == pytest.approx(len(good) / len(good + bad))
+    assert found["other"]["accuracy"] == 1
+    assert "ties_score" not in found["all"]
+
+
+@pytest.mark.parametrize(
+    ("tied", "ref", "score"),
+    [
+        # 0.3 for each accuracy, 0.2 if the gap exceeds the spread, and 0.2 if ref's gap does too.
+        (([4, 3], [1]), ([5], [2]), 1 + 0.01 * math.tanh(2 / 1 - 1)),
+        (([4, 3], [1]), ([5], [4.5]), 0.8 + 0.01 * math.tanh(0.5 / 1 - 1)),
+        (([4, 1], [0]), ([5], [2]), 0.6 + 0.01 * math.tanh(1 / 3 - 1)),
+        (([4, 1], [2]), ([5], [2]), 0.3 + 0.01 * math.tanh(-1 / 3 - 1)),
+        (([4, 1], [2]), ([1], [2]), 0.01 * math.tanh(-1 / 3 - 1)),
+        (([3, 3], [1]), ([5], [2]), 1.01),  # no spread
+    ],
+)
+def test_ties_are_scored_as_in_rewardbench_2(tied: Any, ref: Any, score: float) -> None:
+    rows = [RankedRow("Ties", "tied:7", *tied), RankedRow("Ties", "ref:7", *ref)]
+    assert best_of_k_statistics(rows)["Ties"]["ties_score"] == pytest.approx(score)
+    lonely = RankedRow("Ties", "ref:8", [1], [0])  # without a tied prompt it counts as accurate
+    more = best_of_k_statistics([*rows, lonely])["Ties"]["ties_score"]
+    assert more == pytest.approx(score + (0 if ref[0] > ref[1] else 0.15))
 
 
 def test_win_rates_compare_answers_to_the_same_prompt() -> None:

@@ -14,7 +14,7 @@ from rlhf.base.stored_files import Form, GrowingFile, open_regular_file
 LINE: Form = {"request": str, "answer": (str, type(None)), "failure": (str, type(None))}
 
 
-class Outcome(NamedTuple):
+class JudgeReply(NamedTuple):
     """The valid answer to a request, or the reason why there is none."""
 
     answer: str | None
@@ -22,26 +22,26 @@ class Outcome(NamedTuple):
 
 
 class AnswerStore:
-    """The outcomes of requests, in a file to which the judges of all ranks append.
+    """The replies of requests, in a file to which the judges of all ranks append.
 
-    The first outcome of a request stays. So all ranks, and a run that is resumed or replayed, see
-    the same outcome.
+    The first reply of a request stays. So all ranks, and a run that is resumed or replayed, see
+    the same reply.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile(path, LINE)
-        self.outcomes: dict[str, Outcome] = {}
+        self.replies: dict[str, JudgeReply] = {}
         self._read()
 
-    def add(self, new: Mapping[str, Outcome]) -> None:
-        """Store outcomes by the hash of their requests, and read those of other ranks."""
+    def add(self, new: Mapping[str, JudgeReply]) -> None:
+        """Store replies by the hash of their requests, and read those of other ranks."""
         with open(self._path, "ab", opener=open_regular_file) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
             self._read()
             lines = [
-                json.dumps({"request": request, **outcome._asdict()})
-                for request, outcome in new.items()
-                if request not in self.outcomes
+                json.dumps({"request": request, **reply._asdict()})
+                for request, reply in new.items()
+                if request not in self.replies
             ]
             # The first line end closes a line that a killed process has left incomplete.
             file.write("\n".join(["", *lines, ""]).encode())
@@ -49,8 +49,8 @@ class AnswerStore:
 
     def _read(self) -> None:
         for line in self._file.read().values:
-            outcome = Outcome(line["answer"], line["failure"])
-            self.outcomes.setdefault(line["request"], outcome)
+            reply = JudgeReply(line["answer"], line["failure"])
+            self.replies.setdefault(line["request"], reply)
 
 
 def hash_request(body: object) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from rlhf.base.errors import RewardError, RlhfError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.options.judges.answer_store import AnswerStore, Outcome, hash_request
+from rlhf.options.judges.answer_store import AnswerStore, JudgeReply, hash_request
 from rlhf.options.judges.keys import ANSWERS
 from rlhf.options.judges.rubric import Rubric, read_rubric
 from rlhf.rewards.outside import connect_endpoint
@@ -59,14 +59,14 @@ class Judge:
     def score_answers(self, answers: Answers) -> PartScores:
         """Return the scores, from 0 to 1, of a batch of responses."""
         asked = [list(self._build_requests(answers, row)) for row in range(len(answers.responses))]
-        outcomes = self._find_outcomes(
+        replies = self._find_replies(
             {hash_request(each): each for votes in asked for vote in votes for each in vote}
         )
         verdicts: list[Verdict] = []
         problem = ""
         names = [each.name for each in self.rubric.criteria]
         for votes in asked:
-            of_votes = [[outcomes[hash_request(each)] for each in vote] for vote in votes]
+            of_votes = [[replies[hash_request(each)] for each in vote] for vote in votes]
             valid = [vote for vote in of_votes if all(each.failure is None for each in vote)]
             if 2 * len(valid) > len(votes):
                 verdicts.append(self._average_verdicts(valid))
@@ -88,18 +88,18 @@ class Judge:
             shared = {**settings, "seed": vote, **self.rubric.request}
             yield [{**shared, "messages": each} for each in messages]
 
-    def _find_outcomes(self, requests: Mapping[str, Request]) -> Mapping[str, Outcome]:
-        """Return the outcome of each request, by hash; send the requests that have none.
+    def _find_replies(self, requests: Mapping[str, Request]) -> Mapping[str, JudgeReply]:
+        """Return the reply of each request, by hash; send the requests that have none.
 
         A failure is stored only if the part has a fallback, with which the run continues.
         """
         sent = {
             key: self._threads.submit(self._send, body)
             for key, body in requests.items()
-            if key not in self._store.outcomes
+            if key not in self._store.replies
         }
         wait(sent.values(), timeout=PATIENCE * self.part.timeout_seconds)
-        late = Outcome(None, f"no answer within timeout_seconds={self.part.timeout_seconds:g}")
+        late = JudgeReply(None, f"no answer within timeout_seconds={self.part.timeout_seconds:g}")
         found = {key: each.result() if each.done() else late for key, each in sent.items()}
         for each in sent.values():
             each.cancel()
@@ -107,10 +107,10 @@ class Judge:
         kept = {key: each for key, each in found.items() if stores_all or each.failure is None}
         if kept:
             self._store.add(kept)
-        return found | self._store.outcomes
+        return found | self._store.replies
 
-    def _send(self, request: Request) -> Outcome:
-        """Return the outcome of a request; an invalid answer is returned to the model once."""
+    def _send(self, request: Request) -> JudgeReply:
+        """Return the reply of a request; an invalid answer is returned to the model once."""
         try:
             answer = self.ask(request)
             try:
@@ -123,15 +123,15 @@ class Judge:
                 answer = self.ask({**request, "messages": [*request["messages"], *again]})
                 self._read_verdict(answer)
         except RlhfError as error:
-            return Outcome(None, str(error))
-        return Outcome(answer)
+            return JudgeReply(None, str(error))
+        return JudgeReply(answer)
 
-    def _average_verdicts(self, votes: Sequence[Sequence[Outcome]]) -> Verdict:
+    def _average_verdicts(self, votes: Sequence[Sequence[JudgeReply]]) -> Verdict:
         """Return the mean score of each criterion, over the votes and the orders of responses."""
         scores: dict[str, list[float]] = {}
         for vote in votes:
-            for is_second, outcome in enumerate(vote):  # the response is A first, then B
-                for name, score in self._read_verdict(str(outcome.answer)).items():
+            for is_second, reply in enumerate(vote):  # the response is A first, then B
+                for name, score in self._read_verdict(str(reply.answer)).items():
                     scores.setdefault(name, []).append(1 - score if is_second else score)
         return {name: fmean(each) for name, each in scores.items()}
 

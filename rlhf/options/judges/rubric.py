@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, create_model, field_validator
 
 from rlhf.base.errors import ConfigError, RewardError
-from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.foreign_errors import describe_fault, translate_errors
 from rlhf.base.user_paths import expand_user_path, read_user_text
 
 PREAMBLE = (
@@ -135,12 +135,3 @@ def read_rubric(file: str) -> Rubric:
         return Rubric.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"rubric={file}: {describe_fault(error)}") from error
-
-
-def describe_fault(error: ValidationError) -> str:
-    """Return place, value and rule of the first fault that pydantic has found."""
-    fault = error.errors(include_url=False)[0]
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in fault["loc"])
-    value = "" if fault["type"] == "missing" else f"={fault['input']!r:.60}"
-    rule = fault["msg"].removeprefix("Value error, ")
-    return f"{place.lstrip('.')}{value}: {rule}" if place else rule

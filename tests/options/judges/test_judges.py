@@ -13,7 +13,7 @@ import pytest
 from rlhf.base.errors import ConfigError, RewardError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.options.judges.answer_store import AnswerStore, Outcome
+from rlhf.options.judges.answer_store import AnswerStore, JudgeReply
 from rlhf.options.judges.rewards import Judge
 from rlhf.options.judges.rubric import read_rubric
 from rlhf.rewards.isolated import FailureError, IsolatedReward
@@ -166,14 +166,14 @@ def test_a_failure_is_stored_only_if_the_run_continues_with_its_fallback(
 def test_ranks_agree_on_the_first_answer_and_survive_half_a_line(tmp_path: Path) -> None:
     path = tmp_path / "verdicts.jsonl"
     one, other = AnswerStore(path), AnswerStore(path)
-    one.add({"x": Outcome("1"), "y": Outcome(None, "dead")})
-    other.add({"x": Outcome("2"), "z": Outcome("3")})
+    one.add({"x": JudgeReply("1"), "y": JudgeReply(None, "dead")})
+    other.add({"x": JudgeReply("2"), "z": JudgeReply("3")})
     with path.open("a") as file:
         file.write('{"request": "torn", "ans')
-    one.add({"last": Outcome("4")})
+    one.add({"last": JudgeReply("4")})
     expected = {"x": ("1", None), "y": (None, "dead"), "z": ("3", None), "last": ("4", None)}
-    assert one.outcomes == AnswerStore(path).outcomes == expected
-    assert other.outcomes.keys() == {"x", "y", "z"}
+    assert one.replies == AnswerStore(path).replies == expected
+    assert other.replies.keys() == {"x", "y", "z"}
 
 
 # ---- a server

@@ -1,0 +1,75 @@
+"""Choose among several responses to each prompt with the reward model of a run.
+
+The file has the columns of RewardBench 2 (https://arxiv.org/abs/2506.01937), one JSON object per
+line: ``prompt``, ``chosen`` (all good responses), ``rejected``, and perhaps ``subset`` and ``id``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from pydantic import BaseModel, Field, ValidationError
+
+from rlhf.algorithms.reward import end_scores
+from rlhf.base.errors import DataError
+from rlhf.base.foreign_errors import describe_fault, translate_errors
+from rlhf.base.types import ValueModel
+from rlhf.base.user_paths import read_user_text
+from rlhf.data.collate import collate_sequences
+from rlhf.data.encoding import Encoder
+from rlhf.data.records import Record
+from rlhf.evaluate.figures import RankedRow
+from rlhf.phases.shared.context import RunContext
+
+
+class ResponsesRow(BaseModel):
+    """A prompt with good and bad responses; other columns are ignored."""
+
+    prompt: str = Field(min_length=1)
+    chosen: list[str] = Field(min_length=1)
+    rejected: list[str] = Field(min_length=1)
+    subset: str = "all"
+    id: str = ""
+
+
+def read_responses(file: Path) -> list[ResponsesRow]:
+    """Return the rows of a file; raise DataError with the row, the column and the rule."""
+
+    def error(row: int, reason: str) -> DataError:
+        return DataError(f"--best-of {file}: row {row}: {reason}")
+
+    with translate_errors(partial(error, 1)):
+        lines = read_user_text(file).split("\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(ResponsesRow.model_validate_json(line))
+            except ValidationError as fault:
+                raise error(number, describe_fault(fault)) from fault
+    if not rows:
+        raise error(1, "is missing")
+    return rows
+
+
+def score_rows(
+    context: RunContext, model: ValueModel, rows: Sequence[ResponsesRow], *, micro: int
+) -> Iterator[RankedRow]:
+    """Yield each row with the scores of its good and of its bad responses."""
+    encoder = Encoder(context.tokenizer, context.config.data.template)
+    device, pad_id = context.ranks.device, int(context.tokenizer.pad_token_id)
+    for row in rows:
+        texts, scores = [*row.chosen, *row.rejected], list[float]()
+        pieces = [[encoder.render_response(Record(row.prompt), text)] for text in texts]
+        encoded = [piece for (piece,) in encoder.encode_pieces(pieces)]
+        for start in range(0, len(texts), micro):
+            context.heartbeat.beat()
+            part = encoded[start : start + micro]
+            ids, lengths = [a + b for a, b in part], [len(prompt) for prompt, _ in part]
+            batch = collate_sequences(ids, lengths, pad_id=pad_id, device=device)
+            with model.evaluating():
+                scores += end_scores(model(batch.ids_BS), batch.attend_BS).tolist()
+        good = len(row.chosen)
+        yield RankedRow(row.subset, row.id, scores[:good], scores[good:])
