@@ -50,6 +50,7 @@ RUN_ELSEWHERE = {
     "python -m rlhf.gpu_check OUT_FOLDER --only decoders pipelines": "make soak",
     "python -m rlhf.evaluate RUN_DIR": "tests/evaluate/test_evaluate.py",
     "python -m rlhf.evaluate RUN_DIR --against OTHER_RUN --samples 8 --temperature 0.7 0.3": "same",
+    "python -m rlhf.evaluate RUN_DIR --best-of FILE": "same",
     "python -m rlhf.export RUN_DIR": "tests/test_export.py",
     "python -m rlhf.export RUN_DIR --checkpoint 40 --out FOLDER": "tests/runtime/test_resume.py",
     "python -m rlhf.export RUN_DIR --push OWNER/NAME": "tests/test_export.py",
