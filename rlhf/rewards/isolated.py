@@ -22,8 +22,8 @@ from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.rewards.biases import build_bias
 from rlhf.options import modules_of
+from rlhf.rewards.biases import build_bias
 from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 

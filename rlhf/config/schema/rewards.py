@@ -22,7 +22,8 @@ class RewardTerm(RewardTermOptions):
     """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
     kind: RewardKind
-    """model, gold, function, http, judge, bias, or a rule: length, stop, pattern, exact, number, json."""
+    """model, gold, function, http, judge, bias, or a rule (length, stop, pattern, exact, number,
+    json)."""
     weight: float = key(SCORE, default=1.0)
     """Factor of this part in the sum; the strength of a bias."""
     normalise: bool = False
