@@ -271,8 +271,9 @@ class PPOTrainer:
         """Restore the trainer state from what ``state_dict`` returned."""
         self.steps_done, self.updates_done = state["steps_done"], state["updates_done"]
         self.kl = replace(self.kl, coefficient=state["kl_coefficient"])
-        coefficient, is_above = state["entropy"]
-        self.entropy = replace(self.entropy, coefficient=coefficient, is_above=is_above)
+        if "entropy" in state:  # checkpoints of older versions have none
+            coefficient, is_above = state["entropy"]
+            self.entropy = replace(self.entropy, coefficient=coefficient, is_above=is_above)
         self._score_average = state["score_average"]
         self._reuse.mismatch = state["mismatch"]
         self.target_maker.load_state_dict(state["score_moments"])

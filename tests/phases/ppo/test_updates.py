@@ -205,6 +205,8 @@ def test_an_entropy_bonus_follows_its_target(trained: Callable[..., SimpleNamesp
         resumed.load_state_dict(json.loads(json.dumps(run.trainer.state_dict())))
         after = [x.train_rlhf(rollout(0.0)).metrics for x in (run.trainer, resumed)]
         assert after[0]["ppo/entropy_coef"] == after[1]["ppo/entropy_coef"] not in weights[:1]
+        older = {name: value for name, value in resumed.state_dict().items() if name != "entropy"}
+        resumed.load_state_dict(older)  # checkpoints of older versions have no controller
 
 
 def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -> None:
