@@ -73,7 +73,7 @@ def test_every_bad_command_is_refused(compose: Compose) -> None:
         said = refusal(compose, words)
         keys = [word.partition("=")[0].lstrip("+~") for word in words]
         is_named = (
-            all(map(said.__contains__, texts.split(" | ")))
+            all(text in f"{said}$" for text in texts.split(" | "))
             if texts
             else any(key in said for key in keys)
         )
