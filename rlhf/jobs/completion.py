@@ -33,8 +33,7 @@ from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
 from rlhf.options import hooks_of
-from rlhf.plan.decide import plan_and_configure
-from rlhf.plan.plan import Plan
+from rlhf.plan.plan import Plan, plan_and_configure
 from rlhf.rewards.sealed import seal_judges
 from rlhf.run.console import build_console
 from rlhf.run.results import finished_phases, reused_phases

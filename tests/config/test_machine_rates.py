@@ -33,8 +33,7 @@ from rlhf.config.machine_rates import (
     store_rates,
 )
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.plan.decide import resolve_auto
-from rlhf.plan.plan import plan_run
+from rlhf.plan.plan import plan_run, resolve_auto
 from rlhf.plan.steps import Load
 from tests.plan.planned import Compose, changed, run_of
 

@@ -33,7 +33,7 @@ from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
 from rlhf.options.replay.steps import digest_of_slice
 from rlhf.options.vllm.vllm_client import VllmClient
-from rlhf.plan.decide import plan_and_configure
+from rlhf.plan.plan import plan_and_configure
 from rlhf.rollout.decoders.fused import FusedDecoder
 from tests.plan.planned import Compose
 from tests.pretend_cuda.gpu import Gpu

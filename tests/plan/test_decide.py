@@ -13,8 +13,7 @@ from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.validation import validate
-from rlhf.plan.decide import plan_and_configure, resolve_auto
-from rlhf.plan.plan import plan_run
+from rlhf.plan.plan import plan_and_configure, plan_run, resolve_auto
 from tests.plan.planned import Compose, changed, plan_of, run_of
 
 pytestmark = pytest.mark.slow

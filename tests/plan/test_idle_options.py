@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlhf.config.choices import PlanMode
 from rlhf.plan.advice import describe_idle_options
-from rlhf.plan.decide import plan_and_configure
+from rlhf.plan.plan import plan_and_configure
 from rlhf.plan.plan_tables import render_plan
 from tests.plan.planned import Compose, changed, run_of
 

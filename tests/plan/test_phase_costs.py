@@ -16,8 +16,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import models_in_phase
 from rlhf.options import Backend, modules_of
 from rlhf.plan import memory_model, time_model
-from rlhf.plan.outside_steps import cuda_graph_bytes
-from rlhf.plan.phase_costs import plan_phase
+from rlhf.plan.phase_costs import cuda_graph_bytes, plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, plan_run

@@ -22,8 +22,7 @@ from rlhf.config.validation import validate
 from rlhf.options import Backend
 from rlhf.options.lora.keys import LoraRole
 from rlhf.plan.advice import zero_candidates
-from rlhf.plan.decide import resolve_auto
-from rlhf.plan.plan import Plan, plan_run, select_best_plan
+from rlhf.plan.plan import Plan, plan_run, resolve_auto, select_best_plan
 from tests.conftest import CONF
 from tests.plan.planned import TINY_MODEL, Compose, changed, plan_of, run_of
 

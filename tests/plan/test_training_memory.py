@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rlhf.config.choices import Phase
-from rlhf.plan.outside_steps import bytes_outside_steps
+from rlhf.plan.phase_costs import bytes_outside_steps
 from tests.plan.planned import Compose, run_of
 from tests.plan.test_phase_costs import eight_gpus, scene
 

@@ -170,8 +170,7 @@ def _ppo(gpu: Gpu, config: RunConfig) -> Bytes:
 
 def traced(gpu: Gpu, name: str) -> dict[str, Any]:
     """Return what both phases of a configuration take, with the sizes that their plans choose."""
-    from rlhf.plan.decide import resolve_auto
-    from rlhf.plan.plan import plan_run
+    from rlhf.plan.plan import plan_run, resolve_auto
     from tools.docs.memory_table import MOMENTS, phase_config
 
     found = {}
