@@ -31,12 +31,11 @@ from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.options import hooks_of
 from rlhf.options.replay.keys import LOG as DIGESTS
-from rlhf.run.attempts import read_attempts
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
-from rlhf.run.results import read_phase_result
+from rlhf.run.results import read_attempts, read_phase_result
 from rlhf.runtime.launch_mode import LAUNCHER, require_launch_script
 from rlhf.runtime.phase_runs import describe_environment
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import file_identity
-from rlhf.run.attempts import ATTEMPTS
 from rlhf.run.finished_phase import mark_lines, phase_lines
+from rlhf.run.results import ATTEMPTS
 
 Cheat = Callable[[Path, Random], object]
 METRICS, SAMPLES, RESULT, MANIFEST = (

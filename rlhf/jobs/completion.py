@@ -4,34 +4,47 @@
     -> checked by what every phase needs -> its data counted -> planned
 
 The last step writes the plan's choices in place of auto and null. The configuration of a run that
-is resumed was completed when the run began; only what may change is applied to it.
+is resumed was completed when the run began; only what may change is applied to it. A run that
+starts from a finished run (``from_run=RUN_DIR``) copies the keys that this run determines.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from omegaconf import OmegaConf
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.choices import PlanMode, Source, Template
-from rlhf.config.effects import refuse_unread_keys
-from rlhf.config.freeze import apply_resume_overrides, load_frozen_config, to_run_config
+from rlhf.config.choices import Phase, PlanMode, RewardKind, Source, Template
+from rlhf.config.effects import effects_by_key, refuse_unread_keys, values_that_affect
+from rlhf.config.freeze import (
+    apply_resume_overrides,
+    keys_that_run_code,
+    load_frozen_config,
+    read_command,
+    to_run_config,
+)
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
+from rlhf.config.schema.keys import AtResume, format_value
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import refuse_secret_values
-from rlhf.jobs.conversation_form import choose_template, describe_template
-from rlhf.jobs.from_run import copy_keys_of_source_run, describe_differences_from_source
+from rlhf.data.plain_turns import is_plain_template
 from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
+from rlhf.models.tokenizers import tokenizer_place
 from rlhf.options import hooks_of
 from rlhf.plan.plan import Plan, plan_and_configure
 from rlhf.rewards.sealed import seal_judges
@@ -45,6 +58,8 @@ from rlhf.runtime.rendezvous import (
     replace_rank_counts,
 )
 from rlhf.runtime.start_checks import check_before_start
+
+ReadFile = Callable[[str], str | None]
 
 
 class StoppedRun(NamedTuple):
@@ -167,3 +182,157 @@ def plan_config(completed: CompletedConfig, job: Job) -> CompletedConfig:
     if not job.is_plan:
         check_ranks_can_start(config)
     return CompletedConfig(config, completed.stopped, plan, notes, tuple(data_lines))
+
+
+def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads: bool) -> Template:
+    """Return chat or plain for data.template=auto; return any other template unchanged.
+
+    The tokenizer of ``model`` (the value of key ``key``) decides. If ``downloads``, the files
+    of a hub tokenizer that is not on this machine are downloaded. If they cannot be read, auto is
+    returned: the ranks will report the reason when they load the tokenizer.
+    """
+    if asked is not Template.auto:
+        return asked
+    place_key, place = tokenizer_place(model, key=key)
+    has_template: bool | None = False  # a tokenizer that the run trains has no chat template
+    if place is not None:
+        folder = expand_user_path(place, key=place_key)
+        read = partial(_read_hub_file, place, model.revision, downloads)
+        has_template = _has_chat_template(
+            partial(_read_local_file, folder) if folder.is_dir() else read
+        )
+    if has_template is None:
+        return Template.auto
+    return Template.chat if has_template else Template.plain
+
+
+def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[str]:
+    """Return a line on the template chosen for data.template=auto; [] for a new tokenizer."""
+    place = tokenizer_place(model, key=key)[1]
+    if place is None:
+        return []
+    said = {
+        Template.chat: "has a chat template, so the model is trained and asked in it "
+        "(data.template=plain: with Human: and Assistant:)",
+        Template.plain: "has no chat template, so conversations have Human: and Assistant:",
+        Template.auto: "is not on this machine; the run decides when it has it",
+    }
+    return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
+
+
+def _has_chat_template(read_file: ReadFile) -> bool | None:
+    """Return True if the tokenizer has a chat template of its own, None if it cannot be read."""
+    settings = read_file("tokenizer_config.json")
+    template = read_file("chat_template.jinja")
+    if settings is None and template is None:
+        return None
+    try:
+        template = template or json.loads(settings or "{}").get("chat_template")
+    except (ValueError, AttributeError):  # a damaged file
+        return None
+    # A tokenizer that a plain run saved has a template too, which renders the plain form.
+    return bool(template) and not (isinstance(template, str) and is_plain_template(template))
+
+
+def _read_local_file(folder: Path, name: str) -> str | None:
+    path = folder / name
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str) -> str | None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
+    except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
+        return None
+    return Path(file).read_text(encoding="utf-8")
+
+
+def copy_keys_of_source_run(
+    cfg: DictConfig, source: Path, finished: Container[Phase], overrides: Sequence[str]
+) -> None:
+    """Copy to ``cfg`` the keys that the run in ``source`` determines; add the phases to reuse.
+
+    Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
+    and the whole pipeline mean the same. The reward model is not reused if the command's rewards
+    replace it. Micro-batch sizes, which change no result, come from this command, or from the
+    command of the finished run.
+
+    Raises:
+        CheckpointError: if ``source`` is not the directory of a run.
+        ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
+            key that the run determines.
+    """
+    frozen = load_frozen_config(source)
+    inherited = {key: effect for key, effect in effects_by_key().items() if effect.is_inherited}
+    consent = keys_that_run_code(source)
+    if missing := [k for k in consent if k in inherited and not OmegaConf.select(cfg, k)]:
+        words = " ".join(f"{key}=true" for key in missing)
+        raise ConfigError(
+            f"from_run={source}: its configuration names code to run, which runs only if the "
+            f"command says so: read that code, then add {words}"
+        )
+    fixed = [
+        key
+        for key in inherited
+        if inherited[key].at_resume is not AtResume.rounding and key not in consent
+    ]
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        node = f"{override.package or override.key_or_group}."
+        if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):
+            groups = dict.fromkeys(key.partition(".")[0] for key in fixed)
+            raise ConfigError(
+                f"{override.input_line} with from_run={source}: the run determines "
+                f"{', '.join(groups)}; remove this override, or start a new run without from_run"
+            )
+    asked = [Phase(name) for name in cfg.phase.order]
+    taken = _phases_to_reuse(cfg, asked, source, finished)
+    composed = OmegaConf.structured(frozen)
+    typed = {word.partition("=")[0] for word in read_command(source)}
+    with open_dict(cfg):
+        for key in inherited:
+            # Drop micro-batches that the finished run's plan chose: the new plan chooses its own.
+            is_own = OmegaConf.select(cfg, key) is not None or key not in typed
+            if key in fixed or not is_own:
+                OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
+        cfg.from_run = str(source)
+        order = [*taken, *(phase for phase in asked if phase not in taken)]
+        cfg.phase.order = [phase.value for phase in order]
+
+
+def _phases_to_reuse(
+    cfg: DictConfig, asked: Sequence[Phase], source: Path, finished: Container[Phase]
+) -> list[Phase]:
+    """Return the ``finished`` phases that the ``asked`` phases start from."""
+    usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
+    parts = OmegaConf.select(cfg, "rewards", default={}).values()
+    if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
+        usable = [Phase.sft]  # the command's rewards replace the reward model
+    before = usable[: usable.index(asked[-1])] if asked[-1] in usable else usable
+    taken = [phase for phase in before if phase in finished]
+    if not taken:
+        raise ConfigError(
+            f"from_run={source}: the run has finished none of the phases that {asked[-1]} starts "
+            f"from ({', '.join(before) or 'there are none'}); finish it with resume={source}, or "
+            "name another run"
+        )
+    return taken
+
+
+def describe_differences_from_source(config: RunConfig) -> list[str]:
+    """Return a line with the last phase's keys that differ from the run ``config.from_run``.
+
+    If no key differs, return an empty list.
+    """
+    source, last = config.from_run, config.phase.order[-1]
+    finished = load_frozen_config(Path(str(source)))
+    if last not in finished.phase.order:
+        return []
+    ours, theirs = (values_that_affect(each, frozenset({last})) for each in (config, finished))
+    changes = [
+        f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
+        for key, value in ours.items()
+        if value != theirs.get(key, value) and effects_by_key()[key].at_resume is AtResume.fixed
+    ]
+    return [f"{last}, unlike in {source}: {', '.join(changes)}"] if changes else []

@@ -1,15 +1,19 @@
-"""Read and write results, and read plans: JSON files that appear complete or not at all."""
+"""Read and write results and attempts, and read plans: JSON files that appear complete.
+
+Each attempt at a run records what it begins with, for ``python -m rlhf.runs verify``.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json, restore_nan
+from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import Identity
 from rlhf.base.stored_files import (
     MAYBE_FLOAT,
@@ -20,6 +24,7 @@ from rlhf.base.stored_files import (
     read_json,
 )
 from rlhf.config.choices import Phase
+from rlhf.config.freeze import COMMAND, FROZEN
 from rlhf.config.schema.run import RunConfig
 
 PLAN, INPUTS = "plan.json", "inputs.json"
@@ -27,6 +32,9 @@ COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type
 # Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
 Inputs = dict[str, dict[str, Identity]]
 STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
+ATTEMPTS = "attempts.json"
+MAYBE_HASH = (str, type(None))  # null: there is no such file
+ATTEMPT = {"files": {OTHERS: MAYBE_HASH}, "environment": {OTHERS: str}}
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
@@ -114,3 +122,22 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
             say(f"warning: {error}. The run continues without planned values")
         return None
     return found
+
+
+def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> None:
+    """Append the hashes of the files that begin a run, and the ``environment`` that computes it."""
+    files = hash_files(run_dir, (FROZEN, COMMAND, INPUTS))
+    attempts = [*read_attempts(run_dir), {"files": files, "environment": environment}]
+    write_json(run_dir / ATTEMPTS, {"attempts": attempts})
+
+
+def read_attempts(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the attempts at a run, the first first; [] if an older version ran it."""
+    found = read_json(run_dir / ATTEMPTS, {"attempts": [ATTEMPT]}) or {"attempts": []}
+    return list(found["attempts"])
+
+
+def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str | None]:
+    """Return the SHA-256 of each of the files ``names`` in ``folder``; None for a missing file."""
+    contents = {name: read_bytes(folder / name) for name in names}
+    return {name: None if each is None else sha256_of(each) for name, each in contents.items()}

@@ -41,10 +41,9 @@ from rlhf.config.effects import effect_of
 from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
-from rlhf.run.attempts import ATTEMPTS, read_attempts
 from rlhf.run.console import build_console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
-from rlhf.run.results import read_inputs, read_json_object
+from rlhf.run.results import ATTEMPTS, read_attempts, read_inputs, read_json_object
 from rlhf.runs.registry import FoundRun
 
 DIFFERS = 1  # exit code if something differs

@@ -30,7 +30,6 @@ from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
 from rlhf.options import modules_of
 from rlhf.options.kernel_checks import replaced_kernels
 from rlhf.phases.shared.context import RunContext
-from rlhf.run.attempts import ATTEMPTS, hash_files
 from rlhf.run.finished_phase import (
     STATE,
     copy_phase_lines,
@@ -39,7 +38,14 @@ from rlhf.run.finished_phase import (
     link_phase,
     verify_phase,
 )
-from rlhf.run.results import phase_result_path, read_phase_result, read_plan, reused_phases
+from rlhf.run.results import (
+    ATTEMPTS,
+    hash_files,
+    phase_result_path,
+    read_phase_result,
+    read_plan,
+    reused_phases,
+)
 from rlhf.runtime.rendezvous import num_cores_per_rank
 
 # The objective is the first of these measures that the result of the run's last phase has.

@@ -44,13 +44,12 @@ from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_capabilities, require_data
 from rlhf.rewards.sealed import require_sealed_judges
-from rlhf.run.attempts import record_attempt
 from rlhf.run.console import Console, build_console
 from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
 from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import Checkpoint, find_latest_intact_checkpoint
-from rlhf.run.results import phase_result_path, read_plan, write_json
+from rlhf.run.results import phase_result_path, read_plan, record_attempt, write_json
 from rlhf.run.trackers import build_tracker
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_runs import (

@@ -18,7 +18,7 @@ from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import keys_that_run_code, load_run, to_run_config
 from rlhf.evaluate import __main__ as evaluate
-from rlhf.jobs.from_run import copy_keys_of_source_run
+from rlhf.jobs.completion import copy_keys_of_source_run
 from tests.chat.small_run import save_run
 from tests.runs import EPISODES
 

@@ -19,8 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
 from rlhf.data import files, large_files, tokens_on_demand
-from rlhf.data.large_files import run_in_order
-from rlhf.data.reading import describe_dataset, load_datasets
+from rlhf.data.reading import describe_dataset, load_datasets, run_in_order
 from rlhf.data.records import Message, RawDataset, Record, render_prompt
 from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.stored import StoredRecords, pack_records, take

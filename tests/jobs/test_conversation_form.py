@@ -17,8 +17,7 @@ from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import build_plain_template
-from rlhf.jobs.completion import build_new_config, read_stopped_config
-from rlhf.jobs.conversation_form import describe_template
+from rlhf.jobs.completion import build_new_config, describe_template, read_stopped_config
 from rlhf.jobs.launch_command import Job
 from tests.models_on_disk import small_tokenizer
 

@@ -13,7 +13,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.from_run import copy_keys_of_source_run, describe_differences_from_source
+from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
 
 Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
