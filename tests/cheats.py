@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import file_identity
-from rlhf.run.finished_phase import mark_lines, phase_lines
+from rlhf.run.finished_phase import mark_lines
 from rlhf.run.results import ATTEMPTS
 
 Cheat = Callable[[Path, Random], object]
@@ -238,9 +238,7 @@ def renew_manifests(run: Path, phases: Iterable[str] = ("sft", "reward", "ppo", 
             continue
         manifest = json.loads(path.read_text())
         manifest["files"] = {name: file_identity(run / phase / name) for name in manifest["files"]}
-        for name in manifest["logs"]:
-            lines = list(phase_lines(run / name, phase))
-            manifest["logs"][name] = [len(lines), sha256_of(lines)]
+        for name in manifest["lines"]:
             manifest["lines"][name] = " ".join(mark_lines(run / name, phase))
         path.write_text(json.dumps(manifest, indent=2) + "\n")
 

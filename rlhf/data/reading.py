@@ -79,9 +79,15 @@ class _Settings(NamedTuple):
 
     keep: Wanted
     prepare: Callable[[Sequence[Record], Dropped], list[Record]]
-    """Returns the records to use, cleaned; counts the others by reason."""
+    """Returns the records to use, cleaned; counts the others by reason. It can be pickled."""
     folder: Path
     """The folder for the records of large files."""
+    rules: Layout | None = None
+    """The layout that data.sets gives; None: rows are detected."""
+
+    def find_layout(self, rows: Sequence[Row], source: str) -> Layout:
+        """Return the layout of the rows of a source."""
+        return self.rules or detect_layout(rows, source=source, keep=self.keep)
 
 
 def load_datasets(
@@ -159,7 +165,8 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
             for column, key in settings.keep.items()
             if _find_reading_phase(key) in (dataset.phases or Phase)
         }
-        raw = _convert_dataset(name, tables, rules.get(name), settings._replace(keep=wanted))
+        own = settings._replace(keep=wanted, rules=rules.get(name))
+        raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -235,14 +242,12 @@ def _load_dataset(
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
-    return _convert_dataset(path, tables, None, settings)
+    return _convert_dataset(path, tables, settings)
 
 
-def _convert_dataset(
-    name: str, tables: Tables, rules: Layout | None, settings: _Settings
-) -> RawDataset:
+def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDataset:
     sides = [side for side in (tables.train, tables.eval) if side]
-    found = [_convert_tables(side, rules, settings) for side in sides]
+    found = [_convert_tables(side, settings) for side in sides]
     both = join_counts([converted for converted, _ in found])
     records = [converted.records for converted, _ in found]
     return RawDataset(
@@ -257,27 +262,17 @@ def _convert_dataset(
     )
 
 
-def _convert_tables(
-    tables: list[Table], rules: Layout | None, settings: _Settings
-) -> tuple[Converted, Dropped]:
+def _convert_tables(tables: list[Table], settings: _Settings) -> tuple[Converted, Dropped]:
     """Return the records of ``tables``, and the numbers of those that ``prepare`` dropped."""
-    keep, prepare = settings.keep, settings.prepare
-
-    def find_layout(rows: Sequence[Row], source: str) -> Layout:
-        return rules or detect_layout(rows, source=source, keep=keep)
-
-    found = None
-    if is_large(tables):
-        conversion = Conversion(find_layout, keep, prepare)
-        found = store_tables(tables, conversion, folder=settings.folder)
+    found = store_tables(tables, settings) if is_large(tables) else None
     if found is None:
         parts = []
         for table in tables:
             rows = rows_of(table)
-            layout = find_layout(rows, table.place)
-            parts.append(layout.convert(rows, source=table.place, keep=keep))
+            layout = settings.find_layout(rows, table.place)
+            parts.append(layout.convert(rows, source=table.place, keep=settings.keep))
         dropped = Dropped()
-        records = prepare([record for part in parts for record in part.records], dropped)
+        records = settings.prepare([record for part in parts for record in part.records], dropped)
         found = join_counts(parts)._replace(records=records), dropped
     converted, dropped = found
     if not len(converted.records) + dropped.total():
@@ -287,16 +282,6 @@ def _convert_tables(
     return converted, dropped
 
 
-class Conversion(NamedTuple):
-    """How rows become the records of a run."""
-
-    find_layout: Callable[[Sequence[Row], str], Layout]
-    """Returns the layout of the rows of a source."""
-    keep: Wanted
-    prepare: Callable[[Sequence[Record], Dropped], list[Record]]
-    """Returns the records to use, cleaned; counts the others by reason. It can be pickled."""
-
-
 class ConvertedChunk(NamedTuple):
     """The result of the conversion of one chunk."""
 
@@ -304,7 +289,7 @@ class ConvertedChunk(NamedTuple):
     counts: Converted
     """The result of the conversion, without its records."""
     dropped: Dropped
-    """The records that ``Conversion.prepare`` dropped, by reason."""
+    """The records that ``prepare`` dropped, by reason."""
 
 
 class NotAloneError(Exception):
@@ -316,31 +301,29 @@ def is_large(tables: Sequence[Table]) -> bool:
     return sum(table.bytes for table in tables) > LARGE
 
 
-def store_tables(
-    tables: Sequence[Table], conversion: Conversion, *, folder: Path
-) -> tuple[Converted, Dropped] | None:
+def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converted, Dropped] | None:
     """Convert all rows of ``tables``; return records, counts, and the counts of ``prepare``.
 
-    The records are stored in a file without a name in ``folder``. Return None if the rows must be
-    converted at once: a column has no value in the first chunk, or responses of several rows are
-    compared, or a chunk is refused, while all rows may be accepted.
+    The records are stored in a file without a name in ``settings.folder``. Return None if the rows
+    must be converted at once: a column has no value in the first chunk, or responses of several
+    rows are compared, or a chunk is refused, while all rows may be accepted.
 
     Raises:
         DataError: if a table cannot be read.
     """
     with translate_errors(
         lambda reason: DataError(
-            f"data.cache_dir={folder} cannot be used ({reason}): choose another folder "
+            f"data.cache_dir={settings.folder} cannot be used ({reason}): choose another folder "
             "with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
         )
     ):
-        folder.mkdir(parents=True, exist_ok=True)
-        opened = TemporaryFile(dir=folder)  # noqa: SIM115
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        opened = TemporaryFile(dir=settings.folder)  # noqa: SIM115
     counts: list[Converted] = []
     dropped: list[Dropped] = []
 
     def convert_chunks() -> Iterator[PackedRecords]:
-        for chunk in run_in_order(_list_tasks(tables, conversion), count_processes()):
+        for chunk in run_in_order(_list_tasks(tables, settings), count_processes()):
             counts.append(chunk.counts)
             dropped.append(chunk.dropped)
             yield chunk.packed
@@ -365,10 +348,10 @@ def join_counts(parts: Sequence[Converted]) -> Converted:
 
 
 def _list_tasks(
-    tables: Sequence[Table], conversion: Conversion
+    tables: Sequence[Table], settings: _Settings
 ) -> Iterator[Callable[[], ConvertedChunk]]:
     """Yield a function for each chunk, which converts it by the layout of its table's first."""
-    keep, prepare = conversion.keep, conversion.prepare
+    keep, prepare = settings.keep, settings.prepare
     for table in tables:
         layout = None
         with translate_read_errors(table.place):
@@ -376,15 +359,15 @@ def _list_tasks(
                 if layout is None:
                     rows = list(rows_of_chunk(chunk, table.place))
                     first = find_first_values(rows)
-                    layout = _find_layout(rows, table, conversion)
+                    layout = _find_layout(rows, table, settings)
                 yield partial(_convert_chunk, chunk, table.place, layout, first, keep, prepare)
         if layout is None:
             raise NotAloneError
 
 
-def _find_layout(rows: Sequence[Row], table: Table, conversion: Conversion) -> Layout:
+def _find_layout(rows: Sequence[Row], table: Table, settings: _Settings) -> Layout:
     try:
-        layout = conversion.find_layout(rows, table.place)
+        layout = settings.find_layout(rows, table.place)
     except DataError as error:
         raise NotAloneError from error
     if "threads" in layout.expressions:

@@ -1,7 +1,7 @@
 """Finish phases, and verify finished phases before their models are used.
 
-    <run>/<phase>/manifest.json   size and SHA-256 of every file, and of the phase's log lines
-                                  together; 8 digits of the hash of each line
+    <run>/<phase>/manifest.json   size and SHA-256 of every file, and 8 digits of the hash of each
+                                  of the phase's log lines
     <run>/<phase>/result.json     written last: the phase is finished exactly if it exists
 
 The model files of several runs and of the store of phases may be hard links to the same data. A
@@ -15,8 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +51,19 @@ def finish_phase(
     folder.mkdir(parents=True, exist_ok=True)
     if files is None:
         files = file_identities(folder, skip=NOT_LISTED)
-    written = [name for name in sorted(LOGS) if (run_dir / name).exists()]
-    logs = {name: _hash_lines(run_dir / name, phase) for name in written}
-    marks = {name: " ".join(mark_lines(run_dir / name, phase)) for name in logs}
+    written = [run_dir / name for name in sorted(LOGS) if (run_dir / name).exists()]
+    lines = {path.name: " ".join(mark_lines(path, phase)) for path in written}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]
-    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "logs": logs, "lines": marks})
+    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "lines": lines})
     write_json(folder / RESULT, result)
 
 
 def verify_phase(run_dir: Path, phase: Phase) -> str | None:
     """Compare a finished phase with its manifest; return a notice if log lines are lost, or None.
 
-    A phase of an older version, which has no manifest, is accepted with a notice.
+    A phase of an older version, whose manifest is missing or has no lines, is accepted with a
+    notice. Lines that a network drive accepted after the manifest was written are not compared.
 
     Raises:
         CheckpointError: naming the file that is missing, added or damaged, and the repair.
@@ -78,11 +77,16 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         listed = {name.partition("/")[0] for name in files}
         others = {each.name for each in folder.iterdir()} - listed  # STATE, and files of the user
         check_files(folder, files, skip=others)
-        for name, (count, sha256) in manifest["logs"].items():
-            if not _has_unchanged_lines(run_dir / name, phase, count, sha256):
+        if "lines" not in manifest:
+            return f"{folder / MANIFEST} is of an older version: log lines are not verified"
+        for name, text in manifest["lines"].items():
+            marks, found = text.split(), list[str]()
+            with suppress(CheckpointError):  # a damaged line
+                found = mark_lines(run_dir / name, phase)
+            if found[: len(marks)] != marks:
                 return (
-                    f"{run_dir / name} does not have the {count} lines that {phase} wrote: the "
-                    "models are intact, but the report may lack curves, samples or alarms"
+                    f"{run_dir / name} does not have the {len(marks)} lines that {phase} wrote: "
+                    "the models are intact, but the report may lack curves, samples or alarms"
                 )
     return None
 
@@ -115,22 +119,6 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
 def mark_lines(path: Path, phase: str) -> list[str]:
     """Return 8 digits of the hash of each of a phase's lines, which name a changed line."""
     return [sha256_of(line)[:8] for line in phase_lines(path, phase)]
-
-
-def _hash_lines(path: Path, phase: str, count: int | None = None) -> Identity:
-    """Return the number and hash of a phase's lines in a log, or of its first ``count`` lines.
-
-    ``count`` excludes lines that a network drive accepted only after the manifest was written.
-    """
-    lines = list(islice(phase_lines(path, phase), count))
-    return [len(lines), sha256_of(lines)]
-
-
-def _has_unchanged_lines(path: Path, phase: str, count: int, sha256: str) -> bool:
-    try:
-        return _hash_lines(path, phase, count) == [count, sha256]
-    except CheckpointError:
-        return False
 
 
 @contextmanager

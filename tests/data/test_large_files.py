@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
-from rlhf.data import files, large_files, tokens_on_demand
+from rlhf.data import files, reading, tokens_on_demand
 from rlhf.data.reading import describe_dataset, load_datasets, run_in_order
 from rlhf.data.records import Message, RawDataset, Record, render_prompt
 from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
@@ -48,7 +48,7 @@ def read(path: object, *, cache: Path | None, **changes: Any) -> list[RawDataset
     """Data sets whose files are all large if there is a ``cache``, and otherwise small."""
     settings = {"clean": True, "deduplicate": True, "cache_dir": str(cache), **changes}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_files, "LARGE", -1 if cache else 2**40)
+        patch.setattr(reading, "LARGE", -1 if cache else 2**40)
         keep = settings.pop("keep", {})
         return load_datasets(config_of(path, **settings), seed=0, keep=keep)
 
@@ -70,7 +70,7 @@ def divide(found: list[RawDataset]) -> dict[Phase, tuple[list[object], list[obje
 def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Every file has chunks of seven rows, and is read by this number of processes."""
     monkeypatch.setattr(files, "CHUNK", 7)
-    monkeypatch.setattr(large_files, "count_processes", lambda: request.param)
+    monkeypatch.setattr(reading, "count_processes", lambda: request.param)
     return int(request.param)
 
 

@@ -109,7 +109,7 @@ def test_file_systems_without_links_get_copies(
 def test_phases_used_least_recently_are_removed_above_the_limit(tmp_path: Path) -> None:
     store = PhaseStore(tmp_path / "store", max_gib=2.5 * 1500 / 2**30)
     for number, name in enumerate("abc"):
-        store.put(name, Phase.sft, run_with(tmp_path, name, "w" * 700))
+        store.put(name, Phase.sft, run_with(tmp_path, name, "w" * 1000))
         os.utime(store.folder / name, (number, number))
         if name == "b":
             assert store.find("a", Phase.sft, print) is not None  # used now
