@@ -14,11 +14,14 @@ a value or a pattern ('name=smoke*'). Everything is read from the files of the r
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
@@ -31,6 +34,7 @@ from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_ru
 from rlhf.watch.progress import age_text
 
 GIB = 2**30
+Output = tuple[Mapping[str, Any], Iterable[str]]  # what --json prints, and the lines for a terminal
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,7 +52,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments[1:] if arguments[:1] == [first] else arguments)
     if options.remove and first != "clean":
         parser.error("--remove belongs to clean")
-    return run_to_exit_code(lambda: names[first](options), as_json=options.json)
+    return run_to_exit_code(lambda: _answer(names[first], options), as_json=options.json)
+
+
+def _answer(command: Callable[[argparse.Namespace], Output], options: argparse.Namespace) -> Result:
+    content, lines = command(options)
+    if not options.json:
+        build_console(is_main=True, log_every=1).say("\n".join(lines))
+    return Result(content)
 
 
 def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
@@ -58,20 +69,16 @@ def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
     return filter_runs(find_runs(folders or [RUNS]), filters)
 
 
-def _list(options: argparse.Namespace) -> Result | None:
+def _list(options: argparse.Namespace) -> Output:
     runs = _find_asked_runs(options.words)
     if options.sort is not None:
         runs = sort_runs(runs, options.sort)
-    if options.json:
-        return Result({"runs": [run.as_json() for run in runs]})
-    console = build_console(is_main=True, log_every=1)
-    lines = [
+    lines = (
         f"{' '.join([str(run.folder), *run.changes])}\n    {', '.join(_describe_run(run))}"
         for run in runs
-    ]
-    lines.append(f"{len(runs)} runs; python -m rlhf.report RUN_DIR RUN_DIR compares some of them")
-    console.say("\n".join(lines))
-    return None
+    )
+    more = f"{len(runs)} runs; python -m rlhf.report RUN_DIR RUN_DIR compares some of them"
+    return {"runs": [run.as_json() for run in runs]}, chain(lines, [more])
 
 
 def _describe_run(run: FoundRun) -> Iterator[str]:
@@ -94,7 +101,7 @@ def _size_text(size: float) -> str:
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"
 
 
-def _diff(options: argparse.Namespace) -> Result | None:
+def _diff(options: argparse.Namespace) -> Output:
     if len(options.words) != 2:  # noqa: PLR2004
         raise ConfigError(f"diff compares two runs, and got {len(options.words)} names of folders")
     first, second = (
@@ -111,33 +118,29 @@ def _diff(options: argparse.Namespace) -> Result | None:
             "results": (first.measures, second.measures),
         }.items()
     }
-    if options.json:
-        return Result({"runs": [str(first.folder), str(second.folder)], **found})
-    console = build_console(is_main=True, log_every=1)
+    return {"runs": [str(first.folder), str(second.folder)], **found}, _difference_lines(found)
+
+
+def _difference_lines(found: Mapping[str, Mapping[str, list[Any]]]) -> Iterator[str]:
     for kind, differences in found.items():
-        console.say(f"{kind}: {len(differences) or 'none'} differ")
+        yield f"{kind}: {len(differences) or 'none'} differ"
         for name, values in differences.items():
-            before, after = (command_line_text(value) for value in values)
-            console.say(f"  {name}: {before} -> {after}")
-    return None
+            before, after = map(command_line_text, values)
+            yield f"  {name}: {before} -> {after}"
 
 
-def _tree(options: argparse.Namespace) -> Result | None:
+def _tree(options: argparse.Namespace) -> Output:
     runs = _find_asked_runs(options.words)
     by_path = {str(run.folder.resolve()): run for run in runs}
     moved = {run.imported_from: path for path, run in by_path.items() if run.imported_from}
     children: defaultdict[str, list[FoundRun]] = defaultdict(list)
     for run in runs:
         children[_parent_path(run, moved)].append(run)
-    if options.json:
-        return Result({"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]})
-    console = build_console(is_main=True, log_every=1)
+    lines = []
     for parent in sorted(children.keys() - by_path.keys()):
-        if parent:
-            console.say(f"{parent} (not among the listed runs)")
-        for line in _branch_lines(parent, children, depth=int(bool(parent))):
-            console.say(line)
-    return None
+        lines += [f"{parent} (not among the listed runs)"] if parent else []
+        lines += _branch_lines(parent, children, depth=int(bool(parent)))
+    return {"runs": [{"folder": str(r.folder), "parents": r.parents} for r in runs]}, lines
 
 
 def _parent_path(run: FoundRun, moved: Mapping[str, str]) -> str:
@@ -161,37 +164,32 @@ def _branch_lines(
             yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
 
 
-def _import(options: argparse.Namespace) -> Result | None:
+def _import(options: argparse.Namespace) -> Output:
     if not 1 <= len(options.words) <= 2:  # noqa: PLR2004
         raise ConfigError(f"import takes a file and a folder, and got {len(options.words)} names")
     file = expand_user_path(options.words[0], key="FILE")
     folder = expand_user_path([RUNS / "imported" / file.stem, *options.words[1:]][-1], key="FOLDER")
     import_bundle(file, folder)
-    if options.json:
-        return Result({"runs": [FoundRun(folder).as_json()]})
-    build_console(is_main=True, log_every=1).say(
+    line = (
         f"imported {folder}; python -m rlhf.runs lists it, python -m rlhf.report RUN_DIR {folder} "
         "compares it with a run of yours"
     )
-    return None
+    return {"runs": [FoundRun(folder).as_json()]}, [line]
 
 
-def _clean(options: argparse.Namespace) -> Result | None:
-    from rlhf.runs.removable import find_removable, remove_all  # imports torch
+def _clean(options: argparse.Namespace) -> Output:
+    from rlhf.runs.removable import find_removable  # imports torch
 
-    found = find_removable(_find_asked_runs(options.words))
-    if options.remove:
-        remove_all(found)
-    if options.json:
-        rows = [{"folder": str(e.folder), "what": e.what, "bytes": e.size} for e in found]
-        return Result({"removed": options.remove, "found": rows})
-    console = build_console(is_main=True, log_every=1)
-    for each in found:
-        console.say(f"{_size_text(each.size):>10}  {each.what}: {each.folder}")
+    found = list(find_removable(_find_asked_runs(options.words)))
+    for each in found if options.remove else ():
+        if each.folder.is_dir() and not each.folder.is_symlink():  # others may have removed it
+            shutil.rmtree(each.folder)
+    lines = [f"{_size_text(each.size):>10}  {each.what}: {each.folder}" for each in found]
     total = _size_text(sum(each.size for each in found))
     told = "removed" if options.remove else "can be removed: repeat the command with --remove"
-    console.say(f"{len(found)} folders, {total}, {told}")
-    return None
+    rows = [{"folder": str(e.folder), "what": e.what, "bytes": e.size} for e in found]
+    lines.append(f"{len(found)} folders, {total}, {told}")
+    return {"removed": options.remove, "found": rows}, lines
 
 
 if __name__ == "__main__":

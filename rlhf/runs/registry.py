@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from difflib import get_close_matches
@@ -162,8 +162,11 @@ class FoundRun:
         return ""
 
     def value(self, key: str) -> Any:
-        """Return the value of a dotted key of the run's configuration; ``...`` if it has none."""
-        return read_yaml_key(self._frozen, key)
+        """Return the value of a field of the list, or of a dotted key of the run's configuration.
+
+        Return ``...`` if the run has no such key.
+        """
+        return FIELDS[key](self) if key in FIELDS else read_yaml_key(self._frozen, key)
 
     def config_keys(self) -> set[str]:
         """Return the dotted keys of the run's configuration."""
@@ -176,7 +179,7 @@ class FoundRun:
 
 FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
     "folder": lambda run: str(run.folder),
-    "name": lambda run: None if (name := run.value("name")) is ... else name,
+    "name": lambda run: None if (name := read_yaml_key(run._frozen, "name")) is ... else name,
     "started": lambda run: datetime.fromtimestamp(run.started).isoformat(timespec="seconds"),
     "state": lambda run: run.state,
     "reason": lambda run: run.reason,
@@ -219,8 +222,7 @@ class Filter(NamedTuple):
 
     def keeps(self, run: FoundRun) -> bool:
         """Return True if the run's value equals the text as YAML, or fits it as a pattern."""
-        value = FIELDS[self.key](run) if self.key in FIELDS else run.value(self.key)
-        if value is ...:
+        if (value := run.value(self.key)) is ...:
             return False
         shown = value if isinstance(value, str) else json.dumps(value)
         return value == _parse_value(self.text) or fnmatchcase(shown, self.text)
@@ -233,8 +235,7 @@ def filter_runs(runs: list[FoundRun], filters: Iterable[Filter]) -> list[FoundRu
         ConfigError: if no run has the key of a filter.
     """
     for each in filters:
-        if runs and each.key not in FIELDS and all(r.value(each.key) is ... for r in runs):
-            raise _unknown_key_error(each.key, runs)
+        _require_key(each.key, runs)
         runs = [run for run in runs if each.keeps(run)]
     return runs
 
@@ -245,11 +246,8 @@ def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:
     Raises:
         ConfigError: if no run has the key.
     """
-    values = [FIELDS[key](run) if key in FIELDS else run.value(key) for run in runs]
-    if runs and key not in FIELDS and all(value is ... for value in values):
-        raise _unknown_key_error(key, runs)
-    pairs = zip(values, runs, strict=True)
-    return [run for _, run in sorted(pairs, key=lambda pair: _order(pair[0]))]
+    _require_key(key, runs)
+    return sorted(runs, key=lambda run: _order(run.value(key)))
 
 
 def _order(value: object) -> tuple[int, float, str]:
@@ -261,11 +259,13 @@ def _order(value: object) -> tuple[int, float, str]:
     return 2, 0.0, value if isinstance(value, str) else json.dumps(value)
 
 
-def _unknown_key_error(key: str, runs: Iterable[FoundRun]) -> ConfigError:
+def _require_key(key: str, runs: Sequence[FoundRun]) -> None:
+    if key in FIELDS or not runs or any(run.value(key) is not ... for run in runs):
+        return
     known = [*FIELDS, *sorted({key for run in runs for key in run.config_keys()})]
     near = get_close_matches(key, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    return ConfigError(
+    raise ConfigError(
         f"{key}: no run has this key{hint} The fields of the list are {', '.join(FIELDS)}; all "
         "other keys are those of config.yaml"
     )

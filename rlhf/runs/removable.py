@@ -1,8 +1,7 @@
-"""Find what runs leave behind that no later command needs, and remove it."""
+"""Find what runs leave behind that no later command needs."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,28 +23,17 @@ class Removable(NamedTuple):
     size: int
 
 
-def find_removable(runs: Iterable[FoundRun]) -> list[Removable]:
-    """Return the checkpoints of finished runs, and the folders of runs that never began.
+def find_removable(runs: Iterable[FoundRun]) -> Iterator[Removable]:
+    """Yield the checkpoints of finished runs, and the folders of runs that never began.
 
-    Of a run that is running, or that can be resumed, nothing is returned; nor are models.
+    Of a run that is running, or that can be resumed, nothing is yielded; nor are models.
     """
-    return [each for run in runs for each in _find_in_run(run)]
-
-
-def _find_in_run(run: FoundRun) -> Iterator[Removable]:
-    if run.state == "finished":
-        for phase in Phase:
-            for folder in checkpoint_folders(run.folder / phase):
-                yield Removable(folder, f"checkpoint of {phase}", folder_size(folder))
-        return
-    began = run.last_line or finished_phases(run.folder)
-    is_starting = run.state in {"running", "silent"} or time.time() - run.started < SECONDS_TO_START
-    if not began and not is_starting:
-        yield Removable(run.folder, "start without a step", run.size)
-
-
-def remove_all(found: Iterable[Removable]) -> None:
-    """Remove the folders; what others have removed meanwhile is no error."""
-    for each in found:
-        if each.folder.is_dir() and not each.folder.is_symlink():
-            shutil.rmtree(each.folder)
+    for run in runs:
+        began = run.last_line or finished_phases(run.folder)
+        is_starting = time.time() - run.started < SECONDS_TO_START
+        if run.state == "finished":
+            for phase in Phase:
+                for folder in checkpoint_folders(run.folder / phase):
+                    yield Removable(folder, f"checkpoint of {phase}", folder_size(folder))
+        elif not began and not is_starting and run.state not in {"running", "silent"}:
+            yield Removable(run.folder, "start without a step", run.size)
