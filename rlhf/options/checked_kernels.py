@@ -1,7 +1,10 @@
 """The kernels of a device behind their comparisons with torch (kernel_checks.py).
 
-Shapes: N = tokens, V = vocabulary, R = rows of a KV cache, L = its columns, K = key/value heads, G
-= query heads for each of them, D = head size, S = scores of a row.
+``python -m rlhf.gpu_check`` makes the same comparisons at the sizes of real models.
+
+Shapes: N = tokens, F = first tokens, which are compared, V = vocabulary, R = rows of a KV cache,
+L = its columns, K = key/value heads, G = query heads for each of them, D = head size, S = scores of
+a row.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from rlhf.rollout.decoders.fused import TOLERANCES, FusedDecoder
 FEW = 32  # rows of logits, or of attention scores, that are compared
 MOST_WEIGHTS = 2**18  # weights of a parameter that the comparison of AdamW updates
 SCALE = 1.25  # factor on logits, in the place of 1 / temperature
+SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
 class CheckedKernels:
@@ -45,7 +49,7 @@ class CheckedKernels:
     ) -> Any | None:
         """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
         load, few = self._kernels.adamw_kernel, _shorten(sizes)
-        compare = partial(_compare_adamw, partial(load, few, device, moments), few, device, moments)
+        compare = partial(compare_adamw, partial(load, few, device, moments), few, device, moments)
         return self._use("AdamW", partial(load, sizes, device, moments), compare)
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> Any | None:
@@ -57,7 +61,7 @@ class CheckedKernels:
     def logprobs_kernel(self, logits: Tensor) -> Any | None:
         """Return the kernel that computes log-probs from ``logits``."""
         load = self._kernels.logprobs_kernel
-        return self._use_on_rows("log-probs", load, _compare_logprobs, logits)
+        return self._use_on_rows("log-probs", load, compare_logprobs, logits)
 
     def draw_kernel(self, logits: Tensor) -> Any | None:
         """Return the kernel that samples from ``logits``."""
@@ -76,7 +80,7 @@ class CheckedKernels:
     def attention_kernel(self, kv_cache_2RKLD: Tensor, group: int) -> Any | None:
         """Return a function that computes the attention of one new token per row."""
         load = partial(self._load("attention_kernel"), kv_cache_2RKLD, group)
-        compare = partial(_compare_attention, kv_cache_2RKLD, group)
+        compare = partial(compare_attention, kv_cache_2RKLD, group)
         return self._use("attention over the KV cache", load, compare)
 
     def _load(self, name: str) -> Callable[..., Any]:
@@ -88,7 +92,8 @@ class CheckedKernels:
 
     def _use_on_rows(self, name: str, load: Any, compare: Any, rows: Tensor) -> Any | None:
         """Compare a kernel that works on ``rows`` (..., width), once for each width and dtype."""
-        compare, width = partial(compare, rows=rows), rows.shape[-1]
+        width = rows.shape[-1]
+        compare = partial(compare, rows=rows.view(-1, width)[:FEW])
         return self._use(name, partial(load, rows), compare, shape=(rows.dtype, width))
 
 
@@ -97,7 +102,7 @@ def _shorten(sizes: Sequence[int]) -> list[int]:
     return sorted({min(size, MOST_WEIGHTS) for size in sizes})
 
 
-def _random_states(
+def random_states(
     sizes: Sequence[int], device: torch.device, moments: torch.dtype
 ) -> tuple[list[Any], list[Tensor]]:
     """Return a state and a bf16 gradient for each parameter of the given sizes."""
@@ -111,12 +116,13 @@ def _random_states(
     return states, gradients
 
 
-def _compare_adamw(
+def compare_adamw(
     load: Any, sizes: Sequence[int], device: torch.device, moments: torch.dtype, _kernel: Any
 ) -> Pairs:
-    states, gradients = _random_states(sizes, device, moments)
+    """Yield the sums of squared gradients; then weights and both moments of each parameter."""
+    states, gradients = random_states(sizes, device, moments)
     copies = [SplitState(*(part.clone() for part in state)) for state in states]
-    scalars = [AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)] * len(sizes)
+    scalars = [SCALARS] * len(sizes)
     ways = [load(), TorchAdamw()]
     squares = [torch.as_tensor(way.sum_of_squares(gradients)).double() for way in ways]
     yield squares[0], squares[1]
@@ -128,7 +134,7 @@ def _compare_adamw(
 
 
 def _compare_averages(load: Any, sizes: Sequence[int], device: torch.device, _kernel: Any) -> Pairs:
-    states, _ = _random_states(sizes, device, torch.float32)
+    states, _ = random_states(sizes, device, torch.float32)
     halves = [Split(*state[:2]) for state in states]
     averages = [state.first for state in states]
     expected = [x.lerp(fp32_weights(half), 0.3) for x, half in zip(averages, halves, strict=True)]
@@ -137,31 +143,31 @@ def _compare_averages(load: Any, sizes: Sequence[int], device: torch.device, _ke
 
 
 def _random_rows(rows: Tensor) -> Tensor:
-    """Return up to ``FEW`` rows of random numbers with the width, dtype and device of ``rows``."""
-    flat = rows.view(-1, rows.shape[-1])[:FEW]
-    numbers = torch.empty_strided(flat.shape, flat.stride(), dtype=flat.dtype, device=flat.device)
+    """Return random numbers with the shape, strides, dtype and device of ``rows``."""
+    numbers = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device)
     return numbers.normal_(std=3)
 
 
-def _compare_logprobs(kernel: Any, *, rows: Tensor) -> Pairs:
+def compare_logprobs(kernel: Any, *, rows: Tensor, few: int = FEW) -> Pairs:
+    """Yield log-sums, entropies, logits and gradients of the first ``few`` rows."""
     logits_NV = _random_rows(rows)
     ids_N = torch.randint(logits_NV.shape[1], logits_NV.shape[:1], device=rows.device)
     slopes_N = torch.randn(ids_N.shape, device=rows.device)
-    x_NV = SCALE * logits_NV.double()
-    log_sum_N1 = x_NV.logsumexp(1, keepdim=True)
-    p_NV = (x_NV - log_sum_N1).exp()
-    entropy_N1 = log_sum_N1 - (p_NV * x_NV).sum(1, keepdim=True)
-    logit_N1 = x_NV.gather(1, ids_N[:, None])
-    gradient_NV = p_NV.neg().scatter_add_(1, ids_N[:, None], torch.ones_like(logit_N1))
+    x_FV, ids_F1 = SCALE * logits_NV[:few].double(), ids_N[:few, None]
+    log_sum_F1 = x_FV.logsumexp(1, keepdim=True)
+    p_FV = (x_FV - log_sum_F1).exp()
+    entropy_F1 = log_sum_F1 - (p_FV * x_FV).sum(1, keepdim=True)
+    logit_F1 = x_FV.gather(1, ids_F1)
+    gradient_FV = p_FV.neg_().scatter_add_(1, ids_F1, torch.ones_like(logit_F1))
 
-    outs = torch.zeros(3, len(ids_N), device=rows.device)
+    outs = torch.full((3, len(ids_N)), torch.nan, device=rows.device)
     kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=tuple(outs))
-    yield from zip(outs, (log_sum_N1[:, 0], entropy_N1[:, 0], logit_N1[:, 0]), strict=True)
-    log_sums_N = log_sum_N1[:, 0].float()
+    expected = (log_sum_F1[:, 0], entropy_F1[:, 0], logit_F1[:, 0])
+    yield from zip(outs[:, :few], expected, strict=True)
     kernel.replace_by_gradient_(
-        logits_NV, ids_N, scale=SCALE, log_sums_N=log_sums_N, slopes_N=slopes_N
+        logits_NV, ids_N, scale=SCALE, log_sums_N=outs[0], slopes_N=slopes_N
     )
-    yield logits_NV, SCALE * slopes_N[:, None] * gradient_NV
+    yield logits_NV[:few], SCALE * slopes_N[:few, None] * gradient_FV
 
 
 def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
@@ -199,14 +205,18 @@ def _compare_decoders(
         yield decoder.decode(ids[:, step], at), plain.decode(ids[:, step], at)
 
 
-def _compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
-    """Compare the first, middle and last row; afterwards the KV cache is zero again."""
+def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
+    """Return the newest token's stored keys and values, and the output, of the three rows compared.
+
+    They are the first, the middle and the last row. Afterwards the KV cache is zero again.
+    """
     _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
     compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device
     heads = [group * kv_heads, kv_heads, kv_heads]
     joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2RKLD.dtype)
     query, key, value = torch.split(joint, heads, dim=1)  # strided, as joint products
     positions_R = (columns - 1 + 31 * torch.arange(rows, device=device)) % columns
+    positions_R[1:][-1:] = 0  # no token before the newest
     pairs = []
     try:
         for row in compared:
@@ -214,10 +224,10 @@ def _compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs
         found = kernel(query, key, value, kv_cache_2RKLD, positions_R)
         for row in compared:
             end = int(positions_R[row]) + 1
-            cache_2KLD = kv_cache_2RKLD[:, row, :, :end].float()
+            cache_2KLD = kv_cache_2RKLD[:, row, :, :end].double()
             newest_2KD = torch.stack([key[row], value[row]])
             pairs.append((kv_cache_2RKLD[:, row, :, end - 1].clone(), newest_2KD))
-            query_KGD = query[row].float().view(kv_heads, group, size)
+            query_KGD = query[row].double().view(kv_heads, group, size)
             weights_KGL = (query_KGD @ cache_2KLD[0].mT * size**-0.5).softmax(-1)
             pairs.append((found[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
     finally:
