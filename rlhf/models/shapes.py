@@ -98,45 +98,66 @@ def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
     return shape if all(type(size) is int and 0 < size < 2**60 for size in sizes) else None
 
 
+def _plain_shape(
+    c: Mapping[str, Any], *, layers: int, hidden: int, heads: int, ffn: int, **own: Any
+) -> ModelShape:
+    """Return the shape of a decoder with one QKV matrix, biases everywhere and LayerNorm.
+
+    The fields ``own`` replace those of such a decoder.
+    """
+    plain = {
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "is_gated": False,
+        "wide_copies": 2,
+        "vocab": c["vocab_size"],
+        "matrices": ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)),
+        "layer_vectors": 9 * hidden + ffn,
+        "tail": 2 * hidden,
+        "embedding": hidden,
+    }
+    return ModelShape(layers=layers, hidden=hidden, heads=heads, ffn=ffn, **plain | own)
+
+
+def _head_weights(c: Mapping[str, Any], width: int, *, is_tied: bool) -> int:
+    """Return the weights of the head; ``is_tied`` is the default of the config class."""
+    return 0 if c.get("tie_word_embeddings", is_tied) else c["vocab_size"] * width
+
+
 def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
-    hidden, ffn, layers = c["hidden_size"], c["ffn_dim"], c["num_hidden_layers"]
+    hidden, ffn = c["hidden_size"], c["ffn_dim"]
     embedding = c.get("word_embed_proj_dim") or hidden
     projection = 0 if embedding == hidden else embedding * hidden
     has_norm = c.get("do_layer_norm_before", True) and not c.get("_remove_final_layer_norm", False)
     tail = projection + 2 * hidden * has_norm
     positions = c.get("max_position_embeddings", 2048) + 2
-    outside = c["vocab_size"] * embedding + positions * hidden + projection + tail
-    heads = c["num_attention_heads"]
-    return ModelShape(
-        layers=layers,
+    return _plain_shape(
+        c,
+        layers=c["num_hidden_layers"],
         hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
+        heads=c["num_attention_heads"],
         ffn=ffn,
-        is_gated=False,
         wide_copies=1 if c.get("activation_function", "relu") == "relu" else 2,
-        vocab=c["vocab_size"],
         matrices=((hidden, hidden),) * 4 + ((hidden, ffn), (ffn, hidden)),
-        layer_vectors=9 * hidden + ffn,
-        outside=outside,
+        outside=c["vocab_size"] * embedding + positions * hidden + projection + tail,
         tail=tail,
-        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * embedding,
+        head=_head_weights(c, embedding, is_tied=True),
         embedding=embedding,
     )
 
 
 def _llama_shape(c: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False) -> ModelShape:
     """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (``qk_norm``)."""
-    hidden, ffn = c["hidden_size"], c["intermediate_size"]
-    heads = c["num_attention_heads"]
+    hidden, ffn, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
     head_dim = c.get("head_dim") or hidden // heads
     queries, keys = heads * head_dim, kv_heads * head_dim
     vectors = 2 * hidden + biases * (queries + 2 * keys) + 2 * head_dim * qk_norm
     if c.get("attention_bias"):
         vectors += queries + 2 * keys + hidden
-    return ModelShape(
+    attention = ((hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden))
+    return _plain_shape(
+        c,
         layers=c["num_hidden_layers"],
         hidden=hidden,
         heads=heads,
@@ -145,89 +166,56 @@ def _llama_shape(c: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False
         ffn=ffn,
         is_gated=True,
         wide_copies=4,
-        vocab=c["vocab_size"],
-        matrices=(
-            (hidden, queries),
-            (hidden, keys),
-            (hidden, keys),
-            (queries, hidden),
-            (hidden, ffn),
-            (hidden, ffn),
-            (ffn, hidden),
-        ),
+        matrices=(*attention, (hidden, ffn), (hidden, ffn), (ffn, hidden)),
         layer_vectors=vectors,
         outside=c["vocab_size"] * hidden + hidden,
         tail=hidden,
-        head=0 if c.get("tie_word_embeddings", False) else c["vocab_size"] * hidden,
-        embedding=hidden,
+        head=_head_weights(c, hidden, is_tied=False),
         has_rms_norms=True,
         norms_heads=qk_norm,
     )
 
 
-def _shape_with_fused_qkv(
-    *, layers: int, hidden: int, heads: int, ffn: int, vocab: int, outside: int, head: int
-) -> ModelShape:
-    """Return the shape of GPT-2, GPT-NeoX or BLOOM, with one QKV matrix and biases everywhere."""
-    return ModelShape(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        is_gated=False,
-        wide_copies=2,
-        vocab=vocab,
-        matrices=((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)),
-        layer_vectors=9 * hidden + ffn,
-        outside=outside,
-        tail=2 * hidden,
-        head=head,
-        embedding=hidden,
-    )
-
-
 def _gpt_neox_shape(c: Mapping[str, Any]) -> ModelShape:
-    hidden, vocab = c["hidden_size"], c["vocab_size"]
-    return _shape_with_fused_qkv(
+    hidden = c["hidden_size"]
+    return _plain_shape(
+        c,
         layers=c["num_hidden_layers"],
         hidden=hidden,
         heads=c["num_attention_heads"],
         ffn=c["intermediate_size"],
-        vocab=vocab,
-        outside=vocab * hidden + 2 * hidden,
-        head=0 if c.get("tie_word_embeddings", False) else vocab * hidden,
+        outside=c["vocab_size"] * hidden + 2 * hidden,
+        head=_head_weights(c, hidden, is_tied=False),
     )
 
 
 def _bloom_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden = c.get("n_embed") or c["hidden_size"]
-    shape = _shape_with_fused_qkv(
+    return _plain_shape(
+        c,
         layers=c.get("n_layer") or c["num_hidden_layers"],
         hidden=hidden,
         heads=c.get("n_head") or c["num_attention_heads"],
         ffn=4 * hidden,
-        vocab=c["vocab_size"],
         outside=c["vocab_size"] * hidden + 4 * hidden,
-        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
+        head=_head_weights(c, hidden, is_tied=True),
+        keeps_scores=True,
     )
-    return replace(shape, keeps_scores=True)
 
 
 def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
     hidden = c["n_embd"]
-    shape = _shape_with_fused_qkv(
+    return _plain_shape(
+        c,
         layers=c["n_layer"],
         hidden=hidden,
         heads=c["n_head"],
         ffn=c.get("n_inner") or 4 * hidden,
-        vocab=c["vocab_size"],
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
-        head=0 if c.get("tie_word_embeddings", True) else c["vocab_size"] * hidden,
+        head=_head_weights(c, hidden, is_tied=True),
+        # Its own activation has several products and a tanh: autograd saves each one's input.
+        wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2,
     )
-    # GPT-2's own activation has several products and a tanh: autograd saves each one's input.
-    return replace(shape, wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2)
 
 
 def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
