@@ -43,7 +43,7 @@ from rlhf.models.weight_files import stored_dtype
 from rlhf.options import hooks_of
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-from rlhf.phases.reward_trainer import RewardTrainer
+from rlhf.phases.reward import RewardTrainer
 from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export

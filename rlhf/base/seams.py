@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.ppo.models import PpoModels
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
-    from rlhf.phases.reward_trainer import RewardTrainer
+    from rlhf.phases.reward import RewardTrainer
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.phases.shared.exporting import Export

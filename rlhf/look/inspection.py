@@ -19,8 +19,12 @@ from rlhf.data.records import FIRST_PLACES, RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import join
 from rlhf.data.tokens import Limit, find_token_limit
-from rlhf.look.grades import GradedSample, find_doubtful_marks, sample_grades
-from rlhf.look.odd_responses import find_odd_responses
+from rlhf.look.odd_responses import (
+    GradedSample,
+    find_doubtful_marks,
+    find_odd_responses,
+    sample_grades,
+)
 from rlhf.look.repeats import (
     MOST_COMPARED,
     DataFinding,

@@ -18,13 +18,12 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Phase
-from rlhf.data import files, reading, tokens_on_demand
+from rlhf.data import files, reading, tokens
 from rlhf.data.reading import describe_dataset, load_datasets, run_in_order
 from rlhf.data.records import Message, RawDataset, Record, render_prompt
 from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.stored import StoredRecords, pack_records, take
-from rlhf.data.tokens import Limit, tokenise
-from rlhf.data.tokens_on_demand import TokensOnDemand, is_byte_level
+from rlhf.data.tokens import Limit, TokensOnDemand, is_byte_level, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 from tests.data.test_reading import Rows, config_of, write
 
@@ -264,7 +263,7 @@ def test_other_examples_are_encoded_at_once(
     settings: Any = {"limit": Limit("max", 500), "cache_dir": tmp_path}
     part = PhaseData(stored([*RECORDS[:30], TOOLS], tmp_path), RECORDS[:3])
     found = [tokenise(part, phase, tokenizer, **settings) for phase in (Phase.sft, Phase.reward)]
-    monkeypatch.setattr(tokens_on_demand, "MOST_DOUBTFUL", 0)
+    monkeypatch.setattr(tokens, "MOST_DOUBTFUL", 0)
     found.append(tokenise(part, Phase.ppo, tokenizer, **settings))
     assert not any(isinstance(each.train, TokensOnDemand) for each in found)
 

@@ -14,8 +14,8 @@ from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs import help_command
-from rlhf.jobs.help_command import matching_names, print_help
+from rlhf.jobs import launch_command
+from rlhf.jobs.launch_command import matching_names, print_help
 from rlhf.run.metric_table import METRICS
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -26,7 +26,7 @@ def keys() -> dict[str, str]:
     """The entry of every key, with the values of the default run."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = to_run_config(compose("config"))
-    return dict(help_command._describe_keys(RunConfig, config, config))
+    return dict(launch_command._describe_keys(RunConfig, config, config))
 
 
 def asked(*words: str) -> None:
@@ -48,7 +48,7 @@ def test_every_key_is_explained(keys: dict[str, str]) -> None:
 
 
 def test_every_option_has_a_title() -> None:
-    options = dict(help_command._describe_group_options(CONF))
+    options = dict(launch_command._describe_group_options(CONF))
     groups = {name for name in get_type_hints(RunConfig) if (CONF / name).is_dir()}
     named = {name.partition("=")[0] for name in options}
     assert named == groups | {"experiment"} - {"reward_model"}

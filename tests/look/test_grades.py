@@ -1,7 +1,7 @@
 """Marks and scores that other responses contradict: found with their evidence, and no others."""
 
 from rlhf.data.records import Record
-from rlhf.look.grades import find_doubtful_marks, sample_grades
+from rlhf.look.odd_responses import find_doubtful_marks, sample_grades
 from tests.look.invented import polite, record, rude
 
 

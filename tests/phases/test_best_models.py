@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import Phase
-from rlhf.phases import dpo, reward, reward_trainer, sft
+from rlhf.phases import dpo, reward, sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -50,8 +50,7 @@ def test_the_last_step_may_be_the_best(
     sizes += [f"{p}.epochs=1" for p in ("sft", "reward", "dpo")]
     keys = [f"phase={name}", "reward.group_pairs=false", *sizes, *best]
     context, notes = run_context(compose, tmp_path, monkeypatch, *keys)
-    for each in (module, reward_trainer):
-        monkeypatch.setattr(each, "build_engine", PlannedEngine, raising=False)
+    monkeypatch.setattr(module, "build_engine", PlannedEngine, raising=False)
     monkeypatch.setattr(module, "Checkpoints", Rising)
     monkeypatch.setattr(checkpoints, "load_checkpoint", None)  # the last step is the best
     monkeypatch.setattr(Rising, "measured", [], raising=False)

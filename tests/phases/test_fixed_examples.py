@@ -22,7 +22,7 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.phases import reward, reward_trainer, sft
+from rlhf.phases import reward, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_if_lr_never_peaks
 from rlhf.run.console import build_console
@@ -98,7 +98,7 @@ def run(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., SimpleNamespace]:
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
-    for module in (sft, reward_trainer):
+    for module in (sft, reward):
         monkeypatch.setattr(module, "build_engine", SummingEngine)
     for module in (sft, reward):
         monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rlhf.config.choices import When
 from rlhf.config.schema.supervised import SftConfig
-from rlhf.jobs.help_command import field_docstrings
+from rlhf.jobs.launch_command import field_docstrings
 from tools.docs.conf_comments import explained, renew
 
 

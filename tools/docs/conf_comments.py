@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from rlhf.config.schema.run import RunConfig
-from rlhf.jobs.help_command import field_docstrings
+from rlhf.jobs.launch_command import field_docstrings
 
 WIDTH = 100
 KEY = re.compile(r"^( *)(\w+):(.*?)(?:\s+#.*)?$")

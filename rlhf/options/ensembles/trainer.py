@@ -29,8 +29,8 @@ from rlhf.options.ensembles.members import (
     save_members,
     swap_in_mean_weights,
 )
+from rlhf.phases.reward import RewardTrainer, plan_pair_steps
 from rlhf.phases.reward_evaluation import RewardEvaluation
-from rlhf.phases.reward_trainer import RewardTrainer, plan_pair_steps
 from rlhf.phases.shared.context import RunContext
 
 if TYPE_CHECKING:

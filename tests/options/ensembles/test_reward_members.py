@@ -26,9 +26,8 @@ from rlhf.options.cpu_kernels import cpu_layers
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
 from rlhf.options.ensembles.trainer import EnsembleTrainer
-from rlhf.phases.reward import run_reward
-from rlhf.phases.reward_trainer import RewardTrainer
-from rlhf.phases.reward_trainer import build_trainer as build_reward_trainer
+from rlhf.phases.reward import RewardTrainer, run_reward
+from rlhf.phases.reward import build_trainer as build_reward_trainer
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.step_signals import StoppedError, StopRequests
 from rlhf.run.console import build_console
