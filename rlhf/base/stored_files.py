@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
+from rlhf.base.packaged_yaml import read_yaml_beside
 
 Form = Any  # describes the types that a JSON value may have; _find_fault compares them
 OTHERS = "*"
@@ -29,8 +30,6 @@ LARGEST = 1e60  # largest absolute value accepted in a file, because charts squa
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
-COST = {"hours": MAYBE_FLOAT, "memory_gib": MAYBE_FLOAT}
-MEASURED = {"hours": float, "memory_gib?": float}  # costs of the phases that were not reused
 # Results that are mappings.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
 
@@ -46,67 +45,34 @@ def _measure_form(name: str) -> Form:
     return MAYBE_FLOAT
 
 
-def _phase_form(*required: str) -> Form:
-    """Return the form of a phase's result that must have the ``required`` measures."""
-    form: dict[str, Form] = {name: _measure_form(name) for name in required}
-    paths = {"reused_from?": str, "seconds": float, "measured": MEASURED, "planned?": COST}
-    return form | paths | {"replaced_kernels?": [str], OTHERS: _measure_form}
+# The words of stored_files.yaml.
+KINDS: dict[str, Form] = {
+    "text": str,
+    "number": float,
+    "whole": int,
+    "flag": bool,
+    "null": type(None),
+}
+KINDS |= {"measure": _measure_form}
 
 
-PHASES = {
-    "sft": _phase_form("perplexity_before", "perplexity_after"),
-    "reward": _phase_form("accuracy", "accuracy_ci"),
-    "dpo": _phase_form("accuracy", "accuracy_ci", "kl_to_reference"),
-    "ppo": _phase_form("score_before", "score_after", "kl_to_reference"),
-}
-RESULT = {
-    "objective": MAYBE_FLOAT,
-    "phases": {f"{name}?": form for name, form in PHASES.items()},
-    "versions": {OTHERS: str},
-    "records?": {OTHERS: (str, type(None))},
-    "judges?": {OTHERS: str},
-    "measured": MEASURED,
-    "planned?": COST,
-}
-# Forms of the lines of JSONL files, and of other JSON files.
-LINE: Form = {"phase": str, "step": int}
-METRICS: Form = {**LINE, OTHERS: MAYBE_FLOAT}
-DIGEST: Form = {**LINE, "weights": {OTHERS: str}}
-ALARM: Form = {**LINE, "name": str, "metric": str, "value": MAYBE_FLOAT, "advice": str}
-SAMPLE: Form = {
-    **LINE,
-    **{"prompt": str, "response": str, "ended?": bool, "model?": str, "token_texts?": [str]},
-    **{f"{name}?": MAYBE_FLOAT for name in ("score", "kl", "gold")},
-    **{f"token_{name}?": [MAYBE_FLOAT] for name in ("kl", "values", "advantages")},
-    "gold_parts?": {OTHERS: MAYBE_FLOAT},
-    "turns?": [{"role": str, "text": str}],
-}
-ANSWER: Form = {
-    **{name: str for name in ("model", "decoder", "prompt", "response")},
-    **{"sample": int, "score": MAYBE_FLOAT, "kl": MAYBE_FLOAT, "tokens": float},
-    **{"ended": (bool, float), "right": (bool, type(None))},
-}
-PAIR: Form = {"margin": float}
-HELD_OUT: Form = {OTHERS: {OTHERS: [MAYBE_FLOAT]}}
-FIGURES: Form = {OTHERS: MAYBE_FLOAT}
-FIGURES |= {f"{name}?": {OTHERS: MAYBE_FLOAT} for name in ("pass_at", "best_of")}
-FIGURES |= {"by_judge?": {OTHERS: dict}}
-FIGURES |= {f"{name}_ci?": [MAYBE_FLOAT, MAYBE_FLOAT] for name in ("score", "right")}
-MANIFEST_FORM: Form = {"files": {OTHERS: [(int, str)]}, "lines?": {OTHERS: str}}
-EVALUATED: Form = {
-    "models": {OTHERS: {"decoders": {OTHERS: FIGURES}, "perplexity?": MAYBE_FLOAT}},
-    "win_rates": [
-        {
-            **{"model": str, "against": str, "rate": float},
-            **{"ci": [float, float], "controlled": float},
-        }
-    ],
-    "reward_model?": {
-        "accuracy": float,
-        "pairs": int,
-        "calibration": [{"certainty": float, "right": float}],
-    },
-}
+def _build_form(given: Any) -> Form:
+    if isinstance(given, dict):
+        return {key: _build_form(each) for key, each in given.items()}
+    if isinstance(given, list):
+        return [_build_form(each) for each in given]
+    kinds = tuple(KINDS[word] for word in given.split(" or "))
+    return kinds if kinds[1:] else kinds[0]
+
+
+FORMS: dict[str, Form] = _build_form(read_yaml_beside(__file__, "stored_files.yaml"))
+PHASES = FORMS["phases"]
+RESULT = FORMS["result"] | {"phases": {f"{name}?": form for name, form in PHASES.items()}}
+LINE, METRICS, DIGEST, ALARM, SAMPLE = map(
+    FORMS.__getitem__, ("line", "metrics", "digest", "alarm", "sample")
+)
+MEASURED, MANIFEST_FORM, HELD_OUT = map(FORMS.__getitem__, ("measured", "manifest", "held_out"))
+ANSWER, PAIR, EVALUATED = map(FORMS.__getitem__, ("answer", "pair", "evaluated"))
 
 
 class DamagedFileError(CheckpointError):

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import RlhfError
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.run.jsonl import JsonlWriter
+from rlhf.run.model_card import markdown_table
 from rlhf.run.results import write_json
 
 CARD = "card"  # the row of the part "machine" that names the GPU
 QUIET = 720.0  # seconds in which a part must measure a row or start a run
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
+SHAPES: Mapping[str, Any] = read_yaml_beside(__file__, "shapes.yaml")
 
 
 class Size(StrEnum):
@@ -220,18 +223,11 @@ def _page_lines(check: CheckResults) -> Iterator[str]:
         counted = Counter(row.verdict for row in each.rows)
         counts = ", ".join(f"{counted[kind]} {kind}" for kind in RowVerdict if counted[kind])
         yield f"{counts}; {each.seconds:.1f} seconds. {each.part.about}\n"
-        yield "| | figure | expected | verdict | seconds |\n| --- | --- | --- | --- | ---: |"
-        for row in each.rows:
-            cells = (
-                row.what,
-                row.figure,
-                row.expected,
-                MARKS.get(row.verdict, row.verdict),
-                f"{row.seconds:.1f}",
-            )
-            shown = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
-            yield f"| {' | '.join(shown)} |"
-        yield ""
+        rows = [
+            (*(r.what, r.figure, r.expected), MARKS.get(r.verdict, r.verdict), f"{r.seconds:.1f}")
+            for r in each.rows
+        ]
+        yield markdown_table(("", "figure", "expected", "verdict", "seconds"), rows) + "\n"
 
 
 def advice(check: CheckResults) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from rlhf.base.cpu import Isa, usable_isa
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Device, Dtype, Phase, PlanMode, When
 from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
@@ -29,42 +30,9 @@ from rlhf.plan.phase_plan import PhasePlan, select_fastest
 from rlhf.plan.steps import Loads, assume_loads
 from rlhf.plan.time_model import CostModel, Efficiency
 
-# Shares of the peak rates. CPUs: runs of this project on an EPYC with AVX512-BF16
-# (docs/large_models.md). GPUs: two PPO runs of this project on an H200 (benchmarks/gpu.md) reached
-# 33 and 38 % of the peak in training, 37 and 40 % in scoring. MosaicML publishes 36 to 46 % for
-# 1B to 70B on H100 and 49 to 64 % on A100, and more tokens per pass raise the rate (30B, 70B on
-# H100: by 15 and 18 %, 70B on A100: by 10 %) as if 1,100 and 550 tokens reached half of it, which
-# is 3.6 times the FLOPs per byte of both cards:
-# https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking (July 2025).
 EFFICIENCY = {
-    Device.cuda: Efficiency(
-        training=0.4,
-        scoring=0.42,
-        sharded=0.65,
-        bandwidth=0.5,
-        attention=0.8,  # of large KV caches; what small ones lose is in ``layer_seconds``
-        link=0.3,
-        layer_seconds=30e-6,
-        message_seconds=650e-6,
-        filling=3.6,
-        step_seconds=0.8e-3,
-        layer_calls=40.0,  # emulated GPU: OPT 38, GPT-NeoX 45, Llama 61 calls; real GPUs fuse some
-        hooked_layer_seconds=0.5e-3,  # an estimate, not measured
-    ),
-    Device.cpu: Efficiency(
-        training=0.85,
-        scoring=0.85,
-        sharded=1.0,
-        bandwidth=0.85,
-        attention=0.05,
-        link=0.5,
-        layer_seconds=0.0,
-        message_seconds=100e-6,
-        sharded_layer_seconds=6e-3,
-        touches=6.0,
-        layer_calls=450.0,
-        decode_calls=80.0,
-    ),
+    Device(device): Efficiency(**shares)
+    for device, shares in read_yaml_beside(__file__, "efficiency.yaml").items()
 }
 START_SECONDS = 4.0  # seconds on a CPU to import libraries and to warm up
 RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one example

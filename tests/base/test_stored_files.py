@@ -40,7 +40,10 @@ WHOLE = {"objective": -2.0, "phases": {"sft": SFT}, "versions": {}, "measured": 
         (json.dumps(WHOLE | {"objective": True}).encode(), "objective is not a number"),
         (json.dumps(WHOLE | {"objective": 10**300}).encode(), "objective is not a number"),
         (json.dumps(WHOLE | {"phases": {"sft": []}}).encode(), "phases.sft is not an object"),
-        (json.dumps(WHOLE | {"phases": {"sft": {}}}).encode(), "phases.sft.perplexity_before is"),
+        (
+            json.dumps(WHOLE | {"phases": {"sft": {"seconds": 3, "measured": MEASURED}}}).encode(),
+            "phases.sft.perplexity_before is missing",
+        ),
         (
             json.dumps(WHOLE | {"phases": {"sft": SFT | {"kl_before": 1}}}).encode(),
             "phases.sft.kl_after is missing",

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.torch_engine import allocate_weights
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding
+from rlhf.gpu_check.rows import SHAPES, CheckSetting, Finding, Task, checked_finding
 from rlhf.models.build import build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.sources import ModelSource
@@ -34,26 +34,7 @@ LENGTHS = (5, 1, 9, 3)  # prompt lengths; more prompts than ROWS, so that freed 
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 VOCABULARY = 300  # tokens of the tokenizer: all bytes, and some more
-SMALL = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # large, so that logits are far from uniform and wrong tokens show
-    "bos_token_id": None,
-}
-# A tiny model of every family that has a fused decoder. Variants are named FAMILY-VARIANT.
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt_neox": SMALL,
-    "llama": SMALL | {"num_key_value_heads": 2},
-    "mistral": SMALL | {"num_key_value_heads": 2},
-    "opt": SMALL | {"ffn_dim": 96},
-    "opt-350m": SMALL | {"ffn_dim": 96, "word_embed_proj_dim": 32, "do_layer_norm_before": False},
-    "qwen2": SMALL | {"num_key_value_heads": 2},
-    "qwen3": SMALL | {"num_key_value_heads": 2, "head_dim": 32},
-    "starcoder2": SMALL | {"num_key_value_heads": 2},
-}
+MODELS: dict[str, dict[str, Any]] = SHAPES["decoders"]
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, cycle
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf.gpu_check.rows import (
+    SHAPES,
     CheckSetting,
     Finding,
-    Size,
     Task,
     checked_finding,
     skipped_finding,
@@ -38,58 +37,30 @@ REPEATS = 10
 FEW = 256  # rows to compare: fp64 copies of more rows may not fit into the GPU's memory
 # Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-# (tokens, vocabulary) of Qwen 3, Llama 3 and GPT-NeoX, whose vocabulary is no multiple of 16.
-LOGITS = {
-    Size.full: ((4096, 151936), (4096, 128256), (4096, 50257)),
-    Size.tiny: ((64, 2051), (32, 4096)),
-}
-
-
-class AttentionShape(NamedTuple):
-    """The shape of an attention: rows, query heads, key/value heads, head size, columns."""
-
-    rows: int
-    heads: int
-    kv_heads: int
-    size: int
-    columns: int
-
-
-# KV caches of Llama 3.1 8B (over 2^31 numbers), OPT-1.3B, Qwen 2.5 0.5B, Gemma 3 and OPT-2.7B.
-CACHES = {
-    Size.full: (
-        AttentionShape(160, 32, 8, 128, 8192),
-        AttentionShape(128, 32, 32, 64, 1024),
-        AttentionShape(4, 14, 2, 64, 8192),
-        AttentionShape(64, 4, 1, 256, 2048),
-        AttentionShape(64, 32, 32, 80, 1024),
-    ),
-    Size.tiny: (AttentionShape(3, 4, 2, 24, 40),),
-}
-# Sizes of the tensors to update; most are no multiple of the kernel's block size.
-WEIGHTS = {Size.full: (4096 * 14336, 50257 * 1024, 3 * 2**16 + 7, 1), Size.tiny: (70_001, 1)}
 
 
 def tasks(setting: CheckSetting) -> Iterator[Task]:
     """Yield a task for each kernel, shape and precision."""
-    for tokens, vocabulary in LOGITS[setting.size]:
+    sizes = SHAPES["kernels"][setting.size]
+    for tokens, vocabulary in sizes["logits"]:
         for dtype in (torch.bfloat16, torch.float32):
             yield Task(
                 f"log-probs, {tokens} x {vocabulary}, {_dtype_name(dtype)}",
                 partial(_check_logprobs, tokens, vocabulary, dtype),
             )
-    for cache in CACHES[setting.size]:
+    for cache in sizes["caches"]:
+        rows, heads, kv_heads, size, columns = cache
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            gib = 2 * cache.rows * cache.kv_heads * cache.columns * cache.size * dtype.itemsize
-            what = f"attention, {cache.rows} rows, {cache.heads}/{cache.kv_heads} heads of"
+            gib = 2 * rows * kv_heads * columns * size * dtype.itemsize / 2**30
             yield Task(
-                f"{what} {cache.size}, KV cache {gib / 2**30:.2g} GiB, {_dtype_name(dtype)}",
+                f"attention, {rows} rows, {heads}/{kv_heads} heads of {size}, KV cache "
+                f"{gib:.2g} GiB, {_dtype_name(dtype)}",
                 partial(_check_attention, cache, dtype),
             )
     for moments in (torch.float32, torch.bfloat16):
         yield Task(
             f"AdamW, moments in {_dtype_name(moments)}",
-            partial(_check_adamw, WEIGHTS[setting.size], moments),
+            partial(_check_adamw, sizes["weights"], moments),
         )
 
 
@@ -170,7 +141,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 
 
 @torch.no_grad()
-def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
+def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
     rows, heads, kv_heads, size, columns = cache
     kv_cache = torch.zeros(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
@@ -188,7 +159,7 @@ def _check_attention(cache: AttentionShape, dtype: torch.dtype) -> Finding:
 
 
 @torch.no_grad()
-def _check_adamw(sizes: tuple[int, ...], moments: torch.dtype) -> Finding:
+def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> Finding:
     load = partial(kernels_for("cuda").adamw_kernel, sizes, GPU, moments)
     if (table := load()) is None:
         return _replaced_finding("AdamW")
