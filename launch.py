@@ -13,6 +13,7 @@ from rlhf.base.command import run_to_exit_code
 from rlhf.base.errors import INTERRUPTED, USER_ERROR, RlhfError
 from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.hydra_errors import explain_hydra_error
 from rlhf.jobs.completion import complete_config
 from rlhf.jobs.job import begin_run, plan_result, show_commands, show_plan
@@ -20,7 +21,6 @@ from rlhf.jobs.launch_command import Command, Job, parse_command, read_job, set_
 from rlhf.jobs.search import run_search
 from rlhf.jobs.sweep_jobs import end_with_launcher, read_cap, run_job
 from rlhf.report import at_end
-from rlhf.runtime.launch_mode import path_as_typed
 from rlhf.runtime.rendezvous import is_secondary_node, rank_from_environment
 
 ROOT = Path(__file__).parent
@@ -40,7 +40,7 @@ def main(cfg: DictConfig) -> float | None:
 
 def run(job: Job) -> float | None:
     """Start or resume the job's run, or print its plan or its commands; return its objective."""
-    script, run_dir = path_as_typed(Path(__file__)), None
+    script, run_dir = str(relative_to_cwd(Path(__file__))), None
     if job.at_a_time is not None:
         end_with_launcher()
     completed = complete_config(job)
@@ -92,7 +92,7 @@ def start_jobs(command: Command) -> None:
             register_sweeper()
             main()
         else:
-            run_search(command.search, ROOT / "conf", path_as_typed(Path(__file__)))
+            run_search(command.search, ROOT / "conf", str(relative_to_cwd(Path(__file__))))
     finally:
         if command.folder is not None:
             at_end.compare_jobs(command.folder)

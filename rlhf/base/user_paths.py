@@ -44,3 +44,9 @@ def read_user_text(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(None, "not a regular file", str(path))
     return path.read_text(encoding="utf-8")
+
+
+def relative_to_cwd(path: Path) -> Path:
+    """Return ``path`` relative to the current folder if it is in that folder, else unchanged."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -47,7 +47,7 @@ def _print_summary(run_dir: Path, console: Console) -> None:
 
 
 def _write_report(run_dir: Path, console: Console) -> None:
-    from rlhf.report.next_commands import relative_to_cwd
+    from rlhf.base.user_paths import relative_to_cwd
     from rlhf.report.run_page import write_report
 
     path = write_report(run_dir)

@@ -18,6 +18,7 @@ import yaml
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.freeze import FROZEN
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
@@ -41,7 +42,6 @@ from rlhf.report.differences import (
 )
 from rlhf.report.first_screen import Tile
 from rlhf.report.gain import read_gain
-from rlhf.report.next_commands import relative_to_cwd
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     KL,

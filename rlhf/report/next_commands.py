@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_json_lines
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
 from rlhf.options import modules_of
@@ -89,12 +90,6 @@ def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
     if gain is not None and gain.word == "no measurable change" and "steps" in result:
         return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
     return "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
-
-
-def relative_to_cwd(path: Path) -> Path:
-    """Return ``path`` relative to the current folder if it is in that folder, else unchanged."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _drop_data_overrides(words: Iterable[str]) -> list[str]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_json_lines
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_metric_series
-from rlhf.report.next_commands import relative_to_cwd, suggest_commands
+from rlhf.report.next_commands import suggest_commands
 from rlhf.run.policies import DERIVED, DERIVED_MODELS, POLICIES
 from rlhf.run.step_alarms import Alarm, describe_divergence, read_alarms
 

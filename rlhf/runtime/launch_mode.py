@@ -183,12 +183,6 @@ def _check_slurm_task(task: SlurmTask, nodes: int, environment: Mapping[str, str
         )
 
 
-def path_as_typed(path: Path) -> str:
-    """Return ``path`` as a user types it: relative to the current folder if it is inside."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
 def check_hostfile(config: RunConfig) -> None:
     """Check that the hostfile names hardware.nodes nodes, each with ranks_per_node slots."""
     name, hardware = config.launcher.hostfile, config.hardware

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import LauncherConfig
 from rlhf.runtime.launch_mode import (
@@ -19,7 +20,6 @@ from rlhf.runtime.launch_mode import (
     first_host,
     launch_commands,
     launch_mode,
-    path_as_typed,
     rendezvous_address,
 )
 from tests.conftest import Compose
@@ -184,5 +184,5 @@ def test_a_wrong_hostfile_is_refused(text: str | None, message: str, compose: Co
 
 
 def test_the_script_is_named_from_here(tmp_path: Path) -> None:
-    assert path_as_typed(tmp_path / "launch.py") == "launch.py"
-    assert path_as_typed(Path("/elsewhere/launch.py")) == "/elsewhere/launch.py"
+    assert relative_to_cwd(tmp_path / "launch.py") == Path("launch.py")
+    assert relative_to_cwd(Path("/elsewhere/launch.py")) == Path("/elsewhere/launch.py")
