@@ -52,7 +52,7 @@ class Comparison:
     def __init__(
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
     ) -> None:
-        done = {(each.prompt, each.answers) for each in file.read_choices()}
+        done = {pair.prompt_and_answers for pair, _ in file.read_choices()}
         self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in done]
         self._models = models
         self._file = file
@@ -72,7 +72,7 @@ class Comparison:
     @property
     def win_rate(self) -> WinRate:
         """Return the first model's win rate over the second, from all choices in the file."""
-        return WinRate.from_choices(self._models, list(self._file.read_choices()))
+        return WinRate.from_choices(self._models, self._file.read_choices())
 
     def judge(self, verdict: Verdict | None, *, place: int) -> None:
         """Store the verdict on the pair at ``place`` unless that pair is done; None: skip the pair.

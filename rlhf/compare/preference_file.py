@@ -7,7 +7,7 @@ answers are no preferences: they go to FILE.undecided.jsonl.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,14 +151,6 @@ class Verdict(StrEnum):
     both_bad = "both_bad"
 
 
-class JudgedPair(NamedTuple):
-    """A judged pair; ``winner`` is the name of a model, or None for a tie or two bad answers."""
-
-    prompt: str
-    answers: frozenset[Answer]
-    winner: str | None
-
-
 class PreferenceFile:
     """The choices of one person, in a file of preferences and a file of undecided choices.
 
@@ -182,12 +174,15 @@ class PreferenceFile:
         if is_new:
             path.unlink()
 
-    def read_choices(self) -> Iterator[JudgedPair]:
-        """Yield all choices so far; rows without names of models are skipped."""
-        for prompt, chosen, rejected in _read_answer_pairs(self.path, "chosen", "rejected"):
-            yield JudgedPair(prompt, frozenset((chosen, rejected)), chosen.model)
-        for prompt, first, second in _read_answer_pairs(self._undecided, "a", "b"):
-            yield JudgedPair(prompt, frozenset((first, second)), None)
+    def read_choices(self) -> Iterator[tuple[AnswerPair, str | None]]:
+        """Yield all pairs judged so far, each with the model that won; None: undecided.
+
+        Rows without names of models are skipped.
+        """
+        for pair in _read_answer_pairs(self.path, "chosen", "rejected"):
+            yield pair, pair.a.model
+        for pair in _read_answer_pairs(self._undecided, "a", "b"):
+            yield pair, None
 
     def add_choice(self, pair: AnswerPair, verdict: Verdict) -> None:
         """Append a choice.
@@ -225,14 +220,14 @@ class PreferenceFile:
         return self._writers[path]
 
 
-def _read_answer_pairs(path: Path, first: str, second: str) -> Iterator[tuple[str, Answer, Answer]]:
+def _read_answer_pairs(path: Path, first: str, second: str) -> Iterator[AnswerPair]:
     """Yield each prompt with its answers in two columns; skip rows that lack a model's name."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
     for row in read_json_lines(path, object):
         texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
         if all(isinstance(text, str) for text in texts):
             prompt, first_by, first_text, second_by, second_text = texts
-            yield prompt, Answer(first_by, first_text), Answer(second_by, second_text)
+            yield AnswerPair(prompt, Answer(first_by, first_text), Answer(second_by, second_text))
 
 
 class WinRate(NamedTuple):
@@ -244,9 +239,11 @@ class WinRate(NamedTuple):
     undecided: int
 
     @classmethod
-    def from_choices(cls, models: tuple[str, str], judged: list[JudgedPair]) -> WinRate:
+    def from_choices(
+        cls, models: tuple[str, str], judged: Iterable[tuple[AnswerPair, str | None]]
+    ) -> WinRate:
         """Return the counts of the choices in ``judged`` that are between these two models."""
-        ours = [j.winner for j in judged if {answer.model for answer in j.answers} == set(models)]
+        ours = [winner for pair, winner in judged if {pair.a.model, pair.b.model} == set(models)]
         wins, losses = (ours.count(model) for model in models)
         return cls(models, wins, losses, len(ours) - wins - losses)
 

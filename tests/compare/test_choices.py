@@ -89,7 +89,7 @@ def test_preferences_are_rows_of_data_local_and_the_others_are_not(
     undecided = [row.values for row in read_table_rows(tmp_path / "p.undecided.jsonl")]
     assert [row["verdict"] for row in undecided] == ["tie", "both_bad"]
     assert not any({"chosen", "rejected"} & row.keys() for row in undecided)
-    winners = [each.winner for each in PreferenceFile(file.path).read_choices()]
+    winners = [winner for _, winner in PreferenceFile(file.path).read_choices()]
     assert winners == ["one", "two", None, None]
 
 
