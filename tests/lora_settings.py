@@ -4,7 +4,7 @@ from typing import Any
 
 from rlhf.base.seams import Extension
 from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
-from rlhf.options.lora.lora import add_adapters
+from rlhf.options.lora.models import add_adapters
 
 
 def lora_config(**changes: Any) -> LoraConfig:

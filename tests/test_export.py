@@ -15,7 +15,7 @@ from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.export import config_for_one_rank, main
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.options.lora.lora import save_adapter
+from rlhf.options.lora.models import save_adapter
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.model_card import origin_sections
 from rlhf.run.model_folder import save_model

@@ -16,7 +16,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options.lora.lora import save_adapter
+from rlhf.options.lora.models import save_adapter
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
 from tests.lora_settings import adding, lora_config

@@ -15,7 +15,7 @@ from rlhf.models.build import (
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
-from rlhf.options.lora.lora import has_adapters
+from rlhf.options.lora.models import has_adapters
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
 

@@ -15,7 +15,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options.lora.lora import save_adapter
+from rlhf.options.lora.models import save_adapter
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 

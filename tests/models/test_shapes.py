@@ -17,7 +17,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.shapes import shape_of
-from rlhf.options.lora.lora import is_adapter_name
+from rlhf.options.lora.models import is_adapter_name
 from tests.conftest import CONF
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer

@@ -19,7 +19,7 @@ from rlhf.options.cpu_kernels.compiled import CompiledDecoder
 from rlhf.options.cpu_kernels.logprobs import CpuSoftmax, LogprobKernel, softmax_
 from rlhf.options.gpu_kernels import kernels as gpu_kernels
 from rlhf.options.kernel_checks import choose_kernels, replaced_kernels
-from rlhf.options.lora.lora import adapter_of
+from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders.layers import LayerBuilder
 from tests.pretend_cuda import torch_cuda
 from tests.pretend_cuda.gpu import Event, Gpu

@@ -15,7 +15,7 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.keys import LoraConfig
-from rlhf.options.lora.lora import adapter_of
+from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.fast import FastRollout, FastSettings, spare_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts

@@ -26,7 +26,7 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.options import kernels_for
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
-from rlhf.options.lora.lora import adapter_of, add_adapters
+from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder

@@ -21,8 +21,7 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options.lora.lora import merge_adapters_in_stream, save_adapter
-from rlhf.options.lora.models import find_export
+from rlhf.options.lora.models import find_export, merge_adapters_in_stream, save_adapter
 from rlhf.phases.shared.exporting import Export
 from rlhf.run.model_folder import tensors_to_save
 from tests.lora_settings import adding, lora_config

@@ -77,7 +77,7 @@ ONLY_IN = {
     "deepspeed": (
         "rlhf/engine/",
         "rlhf/options/hybrid_engine/hybrid_rollout.py",
-        "rlhf/options/sequence_parallel/ulysses.py",
+        "rlhf/options/sequence_parallel/models.py",
         "rlhf/runtime/rendezvous.py",
     ),
     "triton": (

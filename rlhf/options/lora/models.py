@@ -1,33 +1,31 @@
-"""Functions by which adapters take part in building, optimizing, checking and saving models."""
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685): add, switch off, merge and save.
+
+An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (equation 3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from rlhf.base.decoder_modules import LowRank
+from rlhf.base.errors import ConfigError
 from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, TokenPositions
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
+from rlhf.models.adapter_folders import ADAPTER
 from rlhf.models.sources import ModelSource
 from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport, LoraRole
-from rlhf.options.lora.lora import (
-    adapter_of,
-    add_adapters,
-    disable_adapters,
-    has_adapters,
-    is_adapter_name,
-    merge_adapters_in_stream,
-    save_adapter,
-    select_adapter_tensors,
-)
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.run.model_folder import tensors_to_save
@@ -128,3 +126,193 @@ def check_models(config: RunConfig, _: Container[Phase]) -> None:
         return
     if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
         add_adapters(policy, lora, seed=0)
+
+
+def add_adapters(
+    model: PreTrainedModel, lora: LoraConfig, *, seed: int, trained: tuple[str, ...] = ()
+) -> None:
+    """Add fp32 adapters to ``model`` in place: A is drawn from ``seed``, B is zero.
+
+    The modules named in ``trained``, such as a scorer's head, are trained in full. Neither they nor
+    the output layer get adapters.
+
+    Raises:
+        ConfigError: if a name in ``lora.target_modules`` matches no linear layer.
+    """
+    import peft
+    from transformers.pytorch_utils import Conv1D
+
+    linear = _find_linear_layers(model, without=trained)
+    targets = list(linear)
+    if lora.target_modules is not None:
+        targets = _select_names_ending_with(targets, lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        fan_in_fan_out=isinstance(linear[targets[0]], Conv1D),
+        task_type="CAUSAL_LM" if model.can_generate() else "SEQ_CLS",
+    )
+    with torch.random.fork_rng(devices=[]):  # the CPU draws adapters
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model, ADAPTER)
+    # Set only after the injection, in which peft would wrap these modules in copies of themselves.
+    config.modules_to_save = list(trained) or None
+    for name, parameter in model.named_parameters():
+        if is_adapter_name(name):
+            parameter.data = parameter.data.float()
+        elif name.split(".")[0] in trained or (
+            lora.train_rest and not name.endswith("base_layer.weight")
+        ):
+            parameter.requires_grad_(requires_grad=True)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Return True if any layer of ``module`` has an adapter."""
+    return any(True for _ in _iterate_adapted_layers(module))
+
+
+def is_adapter_name(parameter_name: str) -> bool:
+    """Return True if a parameter with this name is part of an adapter."""
+    return not {"lora_A", "lora_B"}.isdisjoint(parameter_name.split("."))
+
+
+@contextmanager
+def disable_adapters(module: nn.Module) -> Iterator[None]:
+    """Switch off the adapters of ``module`` within the context."""
+    layers = [layer for _, layer in _iterate_adapted_layers(module)]
+    before = [layer._disable_adapters for layer in layers]
+    # peft's own switch would also change requires_grad, which ZeRO's optimizer has already read.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
+
+
+def merge_adapters_in_stream(
+    model: nn.Module, stream: Iterable[tuple[str, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the named weights of ``stream`` with adapters merged: W + scaling * B A.
+
+    ``stream`` yields all whole weights of ``model``, whose own weights may be shards. A layer's W,
+    A and B must follow one another in the stream; they are kept until all three have arrived. The
+    sum is computed in fp32 and rounded to the dtype of W.
+    """
+    layers, held = dict(_iterate_adapted_layers(model)), dict[str, Tensor]()
+    parts = ("base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight")
+    names = {f"{layer}.{part}": layer for layer in layers for part in parts}
+    for name, tensor in stream:
+        if name not in names:
+            yield name.replace(".base_layer.", "."), tensor
+            continue
+        layer = names[name]
+        held[name] = tensor.clone()
+        if len(held) == len(parts):
+            weight, a_RI, b_OR = (held.pop(f"{layer}.{part}") for part in parts)
+            yield f"{layer}.weight", _build_low_rank(layers[layer], a_RI, b_OR).merged_with(weight)
+
+
+def adapter_of(linear: nn.Module) -> LowRank | None:
+    """Return the adapter of the layer ``linear``, or None if the layer has no adapter."""
+    if not _is_adapted(linear):
+        return None
+    layer: Any = linear
+    return _build_low_rank(layer, *(part[ADAPTER].weight for part in (layer.lora_A, layer.lora_B)))
+
+
+def _build_low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
+    """Return A and B as an adapter; both are transposed for GPT-2, which stores weights (I, O)."""
+    factors = (b_OR.T, a_RI.T) if layer.fan_in_fan_out else (a_RI, b_OR)
+    return LowRank(*factors, scaling=layer.scaling[ADAPTER])
+
+
+def select_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the parameters of ``model`` that an adapter folder contains; they may be shards."""
+    return {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
+
+
+def save_adapter(
+    folder: Path,
+    model: PreTrainedModel,
+    stream: Iterable[tuple[str, Tensor]],
+    *,
+    base: str,
+    revision: str | None = None,
+) -> None:
+    """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
+
+    ``stream`` yields whole weights of ``model``, at least all of ``select_adapter_tensors``.
+    ``base`` is the folder or hub id (at ``revision``) that the model was loaded from.
+
+    Raises:
+        ConfigError: if other weights were trained too, which the folder would lack.
+    """
+    from safetensors.torch import save_file
+
+    config = copy(model.peft_config[ADAPTER])
+    if any(
+        p.requires_grad and not _is_saved_with_adapter(model, n)
+        for n, p in model.named_parameters()
+    ):
+        raise ConfigError(
+            "lora.export=adapter with lora.train_rest=true: the adapters do not contain all "
+            "trained weights; use lora.export=merged"
+        )
+    if Path(base).is_dir():
+        base = str(Path(base).absolute())  # peft finds it from any working directory
+    config.base_model_name_or_path, config.revision = base, revision
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    weights = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.to("cpu", copy=True)
+        for name, tensor in stream
+        if _is_saved_with_adapter(model, name)
+    }
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:
+    """Return True if an adapter folder contains weight ``name``, of an adapter or a new head."""
+    heads = model.peft_config[ADAPTER].modules_to_save or []
+    return is_adapter_name(name) or name.partition(".")[0] in heads
+
+
+def _iterate_adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, layer in module.named_modules():
+        if _is_adapted(layer):
+            yield name, layer
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    """Return True if ``layer`` has an adapter, without importing peft, which takes 100 MB."""
+    return hasattr(layer, "lora_A")
+
+
+def _find_linear_layers(
+    model: PreTrainedModel, *, without: tuple[str, ...]
+) -> dict[str, nn.Module]:
+    """Return linear layers by full name, except the output layer and modules in ``without``."""
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not output and name not in without
+    }
+
+
+def _select_names_ending_with(names: list[str], endings: list[str]) -> list[str]:
+    """Return the ``names`` that end with one of ``endings``, compared in whole dotted parts."""
+    for ending in endings:
+        if not any(f".{name}".endswith(f".{ending}") for name in names):
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise ConfigError(
+                f"lora.target_modules={endings}: no linear layer of the model is named "
+                f"{ending!r} (output layers get no adapters); choose from {', '.join(known[:12])}"
+            )
+    return [name for name in names if any(f".{name}".endswith(f".{e}") for e in endings)]

@@ -1,4 +1,8 @@
-"""The model that SFT trains if several ranks share each sequence.
+"""The model that SFT trains if several ranks share each sequence, with DeepSpeed's Ulysses.
+
+Before attention, an all-to-all exchange gives every rank the whole sequence for a part of the
+heads; after attention, another exchange returns all heads of the rank's own part of the sequence
+(https://arxiv.org/abs/2309.14509).
 
 Shapes: B = sequences, S = tokens, W = tokens of one rank's part of every sequence, N = chosen
 tokens of this part, H = hidden size.
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.base.errors import CapabilityError
@@ -21,12 +25,12 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel, logprobs_at
 from rlhf.models.output_layer import DEFAULT_OPTIONS
-from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SHARED = "shared"  # name under which transformers registers attention over shared sequences
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def build_sft_module(config: RunConfig, model: PreTrainedModel, ranks: Ranks) -> LanguageModel:
@@ -111,3 +115,53 @@ def set_attention_function(model: PreTrainedModel, attention: Callable[..., Any]
 
     AttentionInterface.register(SHARED, attention)
     model.set_attn_implementation(SHARED)
+
+
+def build_sequence_parallel_attention(
+    attention: Attention, heads: tuple[int, int, int], *, ranks: Ranks, size: int, sequences: int
+) -> Attention:
+    """Return ``attention`` for sequences that are split over ``size`` consecutive ranks.
+
+    ``heads`` are the numbers of query and of key-value heads, and the size of a head. Every rank
+    must call this after DeepSpeed has started, and then run all layers on ``sequences`` sequences
+    at once. The returned function has the arguments of transformers' attention interface, and
+    ignores the mask, because attention is causal.
+    """
+    queries, keys, width = heads
+    if queries % size or (keys % size and size % keys):
+        raise CapabilityError(
+            f"zero.sequence_parallel_size={size}: the model's {queries} attention heads and "
+            f"{keys} key-value heads cannot be divided over {size} ranks; use a size that "
+            "divides both"
+        )
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    # DeepSpeed's register_with_transformers would replace "sdpa" for all models of the process.
+    # It also reads num_key_value_heads, which the configs of OPT and GPT-NeoX lack.
+    exchanged = UlyssesSPAttentionHF(
+        attn=attention,
+        batch_size=sequences,
+        attn_head_count=queries,
+        attn_head_size=width,
+        kv_head_count=keys,
+        num_hidden_layers=1,  # DeepSpeed reads the number of layers in a debugging mode only
+        process_group=_create_group(ranks, size),
+        seq_length_is_variable=True,
+    )
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _: Any, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        # A dummy: DeepSpeed gathers position_ids, which only kernels for packed sequences read.
+        options["position_ids"] = torch.zeros(1, 1, dtype=torch.long, device=query.device)
+        found: tuple[Tensor, Tensor | None] = exchanged(module, query, key, value, None, **options)
+        return found
+
+    return attend
+
+
+def _create_group(ranks: Ranks, size: int) -> Any:
+    """Create the group of every ``size`` consecutive ranks, and return this rank's group."""
+    starts = range(0, ranks.size, size)
+    groups = [torch.distributed.new_group(list(range(s, s + size))) for s in starts]
+    return groups[ranks.rank // size]

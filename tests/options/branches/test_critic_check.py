@@ -22,7 +22,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.options.branches.branches import Brancher, BranchPoint, add_step_values
-from rlhf.options.lora.lora import adapter_of
+from rlhf.options.lora.models import adapter_of
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker

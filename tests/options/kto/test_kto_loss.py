@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.algorithms.dpo import sequence_logprobs
-from rlhf.options.kto.loss import kto_loss, mismatch_responses
+from rlhf.options.kto.kto_trainer import kto_loss, mismatch_responses
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import assert_close, f64, keeps, normal, quick, seeds
 

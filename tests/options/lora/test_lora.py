@@ -14,7 +14,7 @@ from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options.lora.keys import LoraConfig
-from rlhf.options.lora.lora import (
+from rlhf.options.lora.models import (
     add_adapters,
     disable_adapters,
     has_adapters,

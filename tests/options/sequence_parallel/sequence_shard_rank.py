@@ -16,11 +16,11 @@ from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.options.sequence_parallel.models import (
     SequenceShardModel,
+    build_sequence_parallel_attention,
     count_heads,
     get_attention_function,
     set_attention_function,
 )
-from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
 from tests.models_on_disk import small_tokenizer, some_ids, source_of
 
 TOKENS = 9  # odd, so that the last part has padding

@@ -8,8 +8,10 @@ import torch
 from rlhf.base.errors import CapabilityError
 from rlhf.base.ranks import Ranks
 from rlhf.models.build import build_actor
-from rlhf.options.sequence_parallel.models import SequenceShardModel
-from rlhf.options.sequence_parallel.ulysses import build_sequence_parallel_attention
+from rlhf.options.sequence_parallel.models import (
+    SequenceShardModel,
+    build_sequence_parallel_attention,
+)
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.runs import TORCHRUN, python
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from rlhf.base.errors import RolloutError
 from rlhf.config.freeze import to_run_config
 from rlhf.models.build import build_actor
-from rlhf.options.vllm import weight_transfer
+from rlhf.options.vllm import backends
+from rlhf.options.vllm.backends import ServerWeights
 from rlhf.options.vllm.vllm_client import VllmClient
-from rlhf.options.vllm.weight_transfer import ServerWeights
 from rlhf.phases.shared.exporting import Export, build_export
 from tests.conftest import Compose
 from tests.models_on_disk import disturb, small_tokenizer, source_of
@@ -65,7 +65,7 @@ def test_workers_receive_all_weights_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(weight_transfer, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", 10_000)
     weights = weights_of(server, tmp_path / "unused", nccl)
     for seed in (1, 2):
         disturb(export.model, seed=seed)

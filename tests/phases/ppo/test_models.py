@@ -16,8 +16,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.models import AdapterOff
-from rlhf.options.trunk.models import TrunkModels
-from rlhf.options.trunk.trunk import SharedTrunk
+from rlhf.options.trunk.models import SharedTrunk, TrunkModels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
