@@ -38,6 +38,7 @@ from rlhf.options.distillation.keys import DistillationKeys
 from rlhf.options.ensembles.keys import EnsembleKeys
 from rlhf.options.environments.keys import EnvironmentGroup, TurnKeys
 from rlhf.options.fused_layers.keys import FusedLayers, FusedLayersGroup
+from rlhf.options.gdpo.keys import GdpoKeys
 from rlhf.options.hybrid_engine.keys import HybridEngineKeys
 from rlhf.options.judges.keys import JudgeKeys
 from rlhf.options.kto.keys import KtoKeys
@@ -79,6 +80,7 @@ OPTIONS = (
             config.ppo.rollout_correction != "none" or config.ppo.off_policy_mask_kl is not None
         ),
     ),
+    Option("gdpo", lambda config: config.ppo.gdpo),
     Option(
         "branches",
         lambda config: config.ppo.value_targets != "gae" or config.ppo.critic_check.every > 0,
@@ -147,6 +149,7 @@ class PpoConfig(
     ResamplingKeys,
     BranchKeys,
     TurnKeys,
+    GdpoKeys,
     PtxKeys,
     AverageKeys,
     CorrectionKeys,

@@ -22,6 +22,7 @@ BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_AT_START = 0.01  # nats per sequence; with equal weights it is 0 on one rank
 LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL is no change: bf16 rounding gives 3e-4
 LEAST_EXPLAINED = 0.1  # share of the returns' variance that a useful critic explains
+LEAST_SAMPLES = 0.3  # effective sample size of a rollout, as a share of its tokens
 MORE_DUPLICATES = 0.3  # allowed rise of the share of duplicate responses since the start
 LEAST_ENTROPY = 0.05  # least share of the mean entropy of the first BASE_STEPS steps
 LOSS_GROWTH = 20  # allowed multiple of the critic's loss at the start (at least LEAST_LOSS)
@@ -143,6 +144,7 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
         len(series["ppo/actor_learning_rate"]) > 2 * BASE_STEPS
         and max(map(abs, kl[-BASE_STEPS:])) < LEAST_CHANGE
     ),
+    AlarmName.few_samples: lambda sizes, _: sizes[-1] < LEAST_SAMPLES,
     AlarmName.entropy_collapse: _start_condition(lambda last, start: last < LEAST_ENTROPY * start),
     AlarmName.length: _start_condition(
         lambda last, start: not 1 / 4 < last / max(start, 1.0) < 2  # noqa: PLR2004

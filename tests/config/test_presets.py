@@ -63,6 +63,8 @@ PPO: dict[str, tuple[Any, ...]] = {
                      3e-6, None, "constant", 0, 0, 0),
     "reinforce_pp_baseline": (1000, None, 1024, 1024, 1, 1e-5, None, 0.2, None, 1, 0.85, True,
                               False, 1, 5e-7, None, "cosine", 10, 0, 0),
+    "vcpo": (500, None, 512, 512, 1, 0, None, 0.2, None, 1, 0.85, None, False, 1,
+             1e-6, None, "constant", 0, 0.1, 0),
 }
 # fmt: on
 # What else is particular to one of them.
@@ -90,6 +92,7 @@ PPO_BESIDES: dict[str, dict[str, Any]] = {
     "cispo": {"surrogate": "cispo", "cliprange_high": 4, "advantage_estimator": "dr_grpo"},
     "deepseek_v32": {"kl_estimator": "k3_ratio", "off_policy_mask_kl": 0.5},
     "reinforce_pp_baseline": {"kl_placement": "loss", "kl_estimator": "k2", "beta2": 0.95},
+    "vcpo": {"rollout_correction": "sequence", "rollout_correction_lr": True},
 }
 # Epochs, batch size, learning rate, warm-up, weight decay.
 LEARNING: dict[str, tuple[float, ...]] = {

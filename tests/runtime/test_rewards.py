@@ -64,6 +64,18 @@ def test_a_function_is_learned_from(estimator: str, more: list[str], tmp_path: P
     assert result["score_parts_after"] == {"vowels": result["score_after"]}
 
 
+def test_each_reward_is_learned_from_on_its_own_scale(tmp_path: Path) -> None:
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    rewards = f"rewards={{vowels: {FUNCTION}, an_e: {{kind: pattern, pattern: e}}}}"
+    groups = ["ppo.gdpo=true", "ppo.advantage_estimator=dr_grpo", "ppo.responses_per_prompt=4"]
+    stale = ["rollout.lag=1", "ppo.rollout_correction=token", "ppo.rollout_correction_lr=true"]
+    run = finished(tmp_path / "run", *BY_RULE, *groups, *stale, rewards)
+    scales = of_ppo(run, "ppo/lr_scale")
+    assert 0 < min(scales) < 0.95 < scales[0] <= 1, "stale from the second step on"
+    for name in ("vowels", "an_e"):
+        assert gain(of_ppo(run, f"ppo/parts/{name}")) > 0.2
+
+
 def test_a_mix_has_the_reward_model_in_it(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)
     parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {FUNCTION}, "

@@ -55,6 +55,7 @@ class AlarmName(StrEnum):
     rollout_mismatch = "rollout_mismatch"
     no_change = "no_change"
     kl_runaway = "kl_runaway"
+    few_samples = "few_samples"
     clipping = "clipping"
     entropy_collapse = "entropy_collapse"
     length = "length"

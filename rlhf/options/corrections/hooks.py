@@ -7,6 +7,7 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from rlhf.algorithms.ppo import PolicyLoss
 from rlhf.base.metrics import Mean, Metrics, Minimum, Moments
 from rlhf.base.random_streams import random_stream
+from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout
 from rlhf.config.choices import When
 from rlhf.options import PpoConfig
@@ -26,8 +28,10 @@ from rlhf.options.corrections.off_policy import (
     interpolate_logprobs,
     off_policy_mask,
     rollout_weights,
+    sampled_units,
 )
 from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
@@ -86,6 +90,16 @@ class CorrectionHook(PpoHook):
             return loss, metrics | correction_metrics(weights, keep_BT)
 
         return interpolated_surrogate
+
+    def prepare_rollout(
+        self, trainer: PPOTrainer, rollout: Rollout
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Set the actor's learning rate for the step, if ppo.rollout_correction_lr is set."""
+        if not self.config.ppo.rollout_correction_lr:
+            return rollout, {}
+        share = effective_sample_share(self.config.ppo, rollout, trainer.engine.ranks)
+        trainer.engine.actor.lr_scale = math.sqrt(share)
+        return rollout, {"ppo/lr_scale": math.sqrt(share)}
 
     def _weigh_advantages(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
         """Multiply advantages by importance weights, if log-probs were measured while sampling.
@@ -150,6 +164,23 @@ class SampleSize(Moments):
     def value(self) -> float:
         """Return the squared mean divided by the mean square; 0 if all weights are 0."""
         return (self.mean.square() / self.mean_square.clamp(min=1e-300)).item()
+
+
+def effective_sample_share(config: PpoConfig, rollout: Rollout, ranks: Ranks) -> float:
+    """Return the effective sample size of a rollout's weights as a share of their number (0 to 1).
+
+    VCPO multiplies the learning rate by the square root of this share, since AdamW's rate grows
+    with the square root of the batch: https://arxiv.org/abs/2602.17616. As in its code, weights
+    have no limits here, and at the levels of responses a response counts once. The share is 1 if
+    log-probs were not measured while sampling.
+    """
+    sampled_BT, keep_BT = rollout.responses.logprobs_BT, rollout.responses.keep_BT
+    if sampled_BT is None:
+        return 1.0
+    level = cast(CorrectionLevel, config.rollout_correction.value)
+    weights = rollout_weights(rollout.logprobs_BT, sampled_BT, keep_BT, level=level, cap=math.inf)
+    size = SampleSize.of(weights.weights_BT.double(), sampled_units(keep_BT, level=level))
+    return ranks.reduce_metrics({"size": size})["size"].value()
 
 
 def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:

@@ -63,6 +63,9 @@ class CorrectionKeys:
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
     rollout_correction_control: bool = key(unread=[NO_CORRECTION])
     """Deal the weights to tokens, or responses, at random: a control for rollout_correction."""
+    rollout_correction_lr: bool = key(unread=[NO_CORRECTION])
+    """Multiply a step's learning rate of the actor by the square root of the effective sample size
+    of the weights before their limits, as a share of their number (VCPO)."""
     proximal_policy: ProximalPolicy
     """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
     proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])

@@ -94,6 +94,14 @@ def off_policy_mask(
     return (advantages_BT < 0) & (kl_B > max_kl)[:, None]
 
 
+def sampled_units(keep_BT: Tensor, *, level: CorrectionLevel) -> Tensor:
+    """Return a mask (B, T) that is True once for each independent weight of ``rollout_weights``.
+
+    These are all kept tokens or, if all tokens of a response have one weight, the first of them.
+    """
+    return keep_BT if level == "token" else keep_BT & (keep_BT.cumsum(dim=1) == 1)
+
+
 def interpolate_logprobs(
     logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, *, share: float
 ) -> Tensor:

@@ -39,6 +39,10 @@ def check(config: RunConfig) -> None:
         f"rollout.top_k={rollout.top_k} changes what the probabilities mean; use rollout.top_k=0": (
             rollout.top_k > 0
         ),
+        f"ppo.lr_guard_kl={config.ppo.lr_guard_kl} and ppo.rollout_correction_lr=true: both set "
+        "the actor's learning rate; remove one of them": (
+            config.ppo.rollout_correction_lr and config.ppo.lr_guard_kl is not None
+        ),
     }
     refuse_broken_rule(reasons, f"ppo.rollout_correction={correction}: ")
 
@@ -59,5 +63,7 @@ def _check_interpolation(ppo: PpoConfig, rollout: RolloutConfig) -> None:
         "remove ppo.stop_update_kl": ppo.stop_update_kl is not None,
         f"ppo.lr_guard_kl={ppo.lr_guard_kl}: the proximal policy moves with the policy; remove "
         "ppo.lr_guard_kl": ppo.lr_guard_kl is not None,
+        "ppo.rollout_correction_lr=true: the weights change with each update; use "
+        "ppo.proximal_policy=step_start": ppo.rollout_correction_lr,
     }
     refuse_broken_rule(reasons, "ppo.proximal_policy=interpolated with ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +13,16 @@ import torch
 from omegaconf import DictConfig
 
 from rlhf.algorithms.masking import masked_sum
+from rlhf.base.metrics import Metric
+from rlhf.base.ranks import Ranks
+from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.corrections.hooks import effective_sample_share
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import SURROGATES, SurrogateInputs
-from tests.phases.ppo.ppo_pieces import maker_of, some_rollout
+from tests.phases.ppo.ppo_pieces import LENGTHS, maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
 from tests.phases.ppo.test_targets import BARE, rollout_of
 
@@ -168,3 +172,59 @@ def test_the_mask_compares_with_the_policy_that_sampled(compose: Compose) -> Non
         keys = ["ppo.ppo_epochs=1", f"ppo.off_policy_mask_kl={limit}"]
         found = metrics_of(trainer_of(compose, "always", *keys, error=ERROR))
         assert (found["ppo/off_policy_masked_share"] > 0) == is_reached
+
+
+class OneOfTwo(Ranks):
+    """A rank beside another rank with the same weights, so that all sums are doubled."""
+
+    def reduce_metrics(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
+        return {name: each + each for name, each in metrics.items()}
+
+
+def slow_share(rollout: Rollout, level: str) -> float:
+    """The effective sample size of the rollout's weights before limits, one number at a time."""
+    assert rollout.responses.logprobs_BT is not None
+    weights = []
+    rows = zip(rollout.logprobs_BT, rollout.responses.logprobs_BT, LENGTHS, strict=True)
+    for ours_T, theirs_T, length in rows:
+        own = [float(ours_T[t]) - float(theirs_T[t]) for t in range(length)]
+        match level:
+            case "token":
+                weights += [math.exp(each) for each in own]
+            case "sequence":
+                weights.append(math.exp(sum(own)))
+            case "geometric":
+                weights.append(math.exp(sum(own) / length))
+    return sum(weights) ** 2 / (len(weights) * sum(each**2 for each in weights))
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), OneOfTwo(size=2)])
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_the_learning_rate_follows_the_effective_sample_size(
+    compose: Compose, level: str, ranks: Ranks
+) -> None:
+    keys = [f"ppo.rollout_correction={level}", "ppo.rollout_correction_lr=true"]
+    keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_cap=1.01"]  # no matter
+    config = to_run_config(compose(keys))
+    (hook,) = build_hooks(config)
+    for seed in range(3):
+        plain = some_rollout(seed=seed)
+        error_BT = torch.randn(plain.values_BT.shape, generator=torch.Generator().manual_seed(seed))
+        sampled_BT = (plain.logprobs_BT + error_BT).masked_fill(~plain.responses.keep_BT, math.nan)
+        rollout = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
+        share = slow_share(rollout, level)
+        assert share < 0.9
+        assert effective_sample_share(config.ppo, rollout, ranks) == pytest.approx(share, rel=1e-5)
+        actor = SimpleNamespace(lr_scale=0.1)  # as a step before, or a checkpoint, left it
+        trainer: Any = SimpleNamespace(engine=SimpleNamespace(actor=actor, ranks=ranks))
+        _, logged = hook.prepare_rollout(trainer, rollout)
+        assert logged == {"ppo/lr_scale": actor.lr_scale}
+        assert actor.lr_scale == pytest.approx(math.sqrt(share), rel=1e-5)
+        hook.prepare_rollout(trainer, plain)
+        assert actor.lr_scale == 1.0, "nothing was measured while sampling"
+
+
+def test_without_the_key_the_learning_rate_stays(compose: Compose) -> None:
+    (hook,) = build_hooks(to_run_config(compose(["ppo.rollout_correction=token"])))
+    nothing: Any = None
+    assert hook.prepare_rollout(nothing, rollout := some_rollout()) == (rollout, {})
