@@ -496,8 +496,8 @@ class CostsSeam(Protocol):
 class HooksSeam(Protocol):
     """``hooks``: takes part in the steps of PPO.
 
-    Used by ahead, average, branches, corrections, environments, ptx, resampling and
-    rollout_log.
+    Used by ahead, average, branches, corrections, environments, gdpo, moving_reference, ptx,
+    resampling and rollout_log.
     """
 
     HOOK: type[PpoHook]

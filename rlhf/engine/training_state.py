@@ -41,9 +41,10 @@ class Piece(NamedTuple):
 
 
 class TrainingState:
-    """The tensors of one trained model, to save and restore; all ranks must make the same calls.
+    """The tensors of one model, to save and restore; all ranks must make the same calls.
 
-    ``copies`` are the ranks that hold the same tensors as this rank, and divide them to save them.
+    ``moments`` are empty for a frozen model. ``copies`` are the ranks that hold the same tensors
+    as this rank, and divide them to save them.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class TrainingState:
         self._pieces = pieces
         self._masters = masters
         self._kinds: dict[str, Sequence[Tensor]] = {
-            kind: [each[kind] for each in moments] for kind in ("first", "second")
+            kind: [each[kind] for each in moments] for kind in ("first", "second") if moments
         }
         if follower is not None:
             self._kinds[follower.kind] = follower.shards

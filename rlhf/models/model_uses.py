@@ -35,6 +35,8 @@ class ModelUse:
     """Weights of further scorers, which score every text in turn and are trained in turn."""
     is_own_reference: bool = False
     """True if the model without its trained weights, such as an adapter, is also the reference."""
+    is_stored: bool = False
+    """True if checkpoints store the weights of the frozen model."""
     scores_at_once: bool = False
     """True if one pass scores a rollout for policy, reference and critic."""
     needs_deepspeed: str | None = None

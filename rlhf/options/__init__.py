@@ -43,6 +43,7 @@ from rlhf.options.hybrid_engine.keys import HybridEngineKeys
 from rlhf.options.judges.keys import JudgeKeys
 from rlhf.options.kto.keys import KtoKeys
 from rlhf.options.lora.keys import FrozenWeightKeys, LoraGroup
+from rlhf.options.moving_reference.keys import MovingReferenceKeys
 from rlhf.options.phase_store.keys import ReuseGroup
 from rlhf.options.ptx.keys import PtxDataKeys, PtxKeys
 from rlhf.options.replay.keys import DigestKeys
@@ -74,19 +75,20 @@ OPTIONS = (
     Option("environments", lambda config: config.environment.is_used),
     Option("ahead", lambda config: config.rollout.lag > 0),
     Option("resampling", lambda config: config.ppo.resampling_rounds > 0),
+    Option("gdpo", lambda config: config.ppo.gdpo),
     Option(
         "corrections",
         lambda config: (
             config.ppo.rollout_correction != "none" or config.ppo.off_policy_mask_kl is not None
         ),
     ),
-    Option("gdpo", lambda config: config.ppo.gdpo),
     Option(
         "branches",
         lambda config: config.ppo.value_targets != "gae" or config.ppo.critic_check.every > 0,
     ),
     Option("ptx", lambda config: config.ppo.ptx_coef > 0 or config.data.ptx_path is not None),
     Option("average", lambda config: config.ppo.ema_beta > 0),
+    Option("moving_reference", lambda config: config.ppo.reference_every > 0),
     Option("distillation", lambda config: config.ppo.teacher_path is not None),
     Option("rollout_log", lambda config: config.ppo.log_rollouts_every > 0),
     Option("trunk", lambda config: config.ppo.shared_trunk),
@@ -147,11 +149,12 @@ class PpoConfig(
     DistillationKeys,
     RolloutLogKeys,
     ResamplingKeys,
+    GdpoKeys,
     BranchKeys,
     TurnKeys,
-    GdpoKeys,
     PtxKeys,
     AverageKeys,
+    MovingReferenceKeys,
     CorrectionKeys,
     TrunkKeys,
     PpoKeys,
@@ -324,6 +327,32 @@ EXCLUSIONS = (
         "ppo.teacher_path={ppo.teacher_path} with ppo.shared_trunk=true: the reference is part of "
         "the shared trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove "
         "ppo.teacher_path",
+        always_affects(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: config.ppo.reference_every > 0 and config.ppo.teacher_path is not None,
+        "ppo.reference_every={ppo.reference_every} with ppo.teacher_path={ppo.teacher_path}: the "
+        "reference is the teacher, which must not become the policy; use ppo.reference_every=0",
+        always_affects(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: config.ppo.reference_every > 0 and config.ppo.shared_trunk,
+        "ppo.reference_every={ppo.reference_every} with ppo.shared_trunk=true: the reference is a "
+        "frozen branch of the trunk; use ppo.reference_every=0, or ppo.shared_trunk=false",
+        always_affects(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: (
+            config.ppo.reference_every > 0 and config.lora.rank > 0 and "actor" in config.lora.roles
+        ),
+        "ppo.reference_every={ppo.reference_every} with adapters on the actor: the reference has "
+        "none that could follow; use ppo.reference_every=0, or remove actor from lora.roles",
+        always_affects(Phase.ppo),
+    ),
+    Exclusion(
+        lambda config: config.ppo.reference_every > 0 and config.rollout.backend == "hybrid_engine",
+        "ppo.reference_every={ppo.reference_every} with rollout.backend=hybrid_engine: DeepSpeed "
+        "moves the actor's weights into kernels; use rollout=fast, or ppo.reference_every=0",
         always_affects(Phase.ppo),
     ),
     Exclusion(

@@ -204,14 +204,19 @@ class Plan:
     def checkpoint_bytes(self) -> int:
         """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
 
-        A checkpoint has, for every trained weight, the fp32 weight, two moments and all copies.
+        A checkpoint has, for every trained weight, the fp32 weight, two moments and all copies, and
+        the fp32 weights of a frozen model that an option changes.
         """
         config = self.asked.checkpoint
         if not (config.every_minutes or config.every_steps or config.best):
             return 0
         count = config.keep + (config.best is not None) + 1
         return count * max(
-            sum(4 * model.trained * (3 + len(model.fp32_copies)) for model in models)
+            sum(
+                4 * model.trained * (3 + len(model.fp32_copies))
+                + 4 * model.weights * model.is_stored
+                for model in models
+            )
             for models in self.models.values()
         )
 

@@ -41,6 +41,7 @@ CASES = {
     "DeepSpeed, stage 2, bf16": [
         *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16", "sft.epochs=0.1"),
         *("phase.order=[sft,ppo]", "model@reward_model=gold"),  # no reward model to train
+        "ppo.reference_every=2",
     ],
     "LoRA and DPO": [
         *("lora=default", "phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.2"),
@@ -178,6 +179,7 @@ def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path
     run_dir, folder = tmp_path / "run", tmp_path / "exported"
     best = ["checkpoint.best=ppo/eval_score", "checkpoint.load_best=true", "ppo.eval_every=1"]
     more = ["checkpoint.keep_finished=true", "checkpoint.patience=2", "ppo.ema_beta=0.5"]
+    more += ["ppo.reference_every=1", "ppo.reference_share=0.1"]
     finished(run_dir, *best, *more, "ppo.steps=6", "ppo.actor_lr=1e-2")
     scores = [m["ppo/eval_score"] for m in metrics(run_dir) if "ppo/eval_score" in m][1:]
     step = 1 + scores.index(max(scores))

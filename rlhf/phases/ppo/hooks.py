@@ -60,7 +60,7 @@ class PpoHook:
         """Return the mode that replaces rollout.reuse_logprobs=auto; None to keep auto."""
         return None
 
-    # PPOTrainer calls the methods from here to ``add_gradient``.
+    # PPOTrainer calls the methods from here to ``finish_step``.
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps from scores to advantages, with steps added or replaced."""
@@ -77,6 +77,9 @@ class PpoHook:
     def add_gradient(self, trainer: PPOTrainer, learners: Sequence[Learner]) -> Metrics:
         """Backpropagate the option's loss before the optimizer step; return the loss's metrics."""
         return {}
+
+    def finish_step(self, trainer: PPOTrainer) -> None:
+        """Change models after the last update of a step; the step's checkpoint comes later."""
 
     # The function ``run_ppo`` calls the methods from here on.
 

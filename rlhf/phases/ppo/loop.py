@@ -307,6 +307,8 @@ class PPOTrainer:
         """Update step count, mismatch, averages and controllers; return the values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
+        for hook in self.hooks:
+            hook.finish_step(self)
         self._reuse.store_mismatch(values)
         self._score_average = update_score_average(self._score_average, values["ppo/score_mean"])
         logged = {"ppo/score_average": self._score_average}
