@@ -64,6 +64,7 @@ class ModelWithoutRun:
             temperature=(own.temperature or 1.0) if own.do_sample else 0.0,
             top_k=own.top_k or 0,
             top_p=own.top_p or 1.0,
+            min_p=own.min_p or 0.0,
         )
 
 
@@ -145,6 +146,7 @@ class RunModels:
             temperature=self._keys["rollout.temperature"],
             top_k=self._keys["rollout.top_k"],
             top_p=self._keys["rollout.top_p"],
+            min_p=self._keys.get("rollout.min_p") or 0.0,
             min_tokens=self._keys.get("rollout.min_response_tokens") or 0,
         )
 

@@ -140,6 +140,7 @@ class Talker:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
         }
         return GenerationConfig(
             max_new_tokens=sampling.max_tokens,

@@ -32,6 +32,7 @@ class SamplingSettings:
     temperature: float
     top_k: int
     top_p: float
+    min_p: float = 0.0
     min_tokens: int = 0  # no end token can be drawn before this many tokens
 
 
@@ -55,7 +56,8 @@ def draw_tokens(
 
     ``draws_B`` holds one uniform number in [0, 1) per row, so the same draw gives the same token
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
-    log-probs equal the results of ``token_logprobs``: they ignore top-k, top-p and ``barred_B``.
+    log-probs equal the results of ``token_logprobs``: they ignore min-p, top-k, top-p and
+    ``barred_B``.
     With top-p the host waits for the number of tokens to sort. If it must not wait, rows that keep
     more than ``NUCLEUS`` tokens get no valid token and the log-probability -inf.
     """
@@ -99,12 +101,17 @@ def stack_token_logprobs(drawn: Drawn) -> Tensor:
 def truncate_probabilities(
     probabilities_BV: Tensor, sampling: SamplingSettings, *, waits: bool = True
 ) -> Tensor:
-    """Return the probabilities with tokens outside top-k, then top-p, set to 0; not renormalised.
+    """Return the probabilities with tokens outside min-p, top-k and top-p set to 0.
 
-    top-k keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least
-    the share ``top_p`` of the probability that top-k kept. Tokens as likely as the last kept token
-    are kept too. If the host must not wait, rows that keep more than ``NUCLEUS`` tokens are all 0.
+    They are applied in this order, which is vLLM's, and nothing is renormalised. min-p keeps tokens
+    at least ``min_p`` times as likely as the likeliest, https://arxiv.org/abs/2407.01082. top-k
+    keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least the
+    share ``top_p`` of the probability that is left. Tokens as likely as the last kept token are
+    kept too. If the host must not wait, rows that keep more than ``NUCLEUS`` tokens are all 0.
     """
+    if sampling.min_p > 0.0:
+        smallest_B1 = sampling.min_p * probabilities_BV.amax(dim=-1, keepdim=True)
+        probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
     if 0 < sampling.top_k < probabilities_BV.shape[1]:
         smallest_B1 = probabilities_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         probabilities_BV = probabilities_BV.masked_fill(probabilities_BV < smallest_B1, 0.0)
@@ -168,9 +175,9 @@ def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
 
 
 def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
-    """Return the sampling kernel; None if top-k or top-p is set, or no kernel fits the logits."""
-    is_plain = sampling.top_k == 0 and sampling.top_p == 1.0 and logits_BV.is_contiguous()
-    if not is_plain:
+    """Return the sampling kernel; None if tokens are left out, or no kernel fits the logits."""
+    leaves_out = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    if leaves_out or not logits_BV.is_contiguous():
         return None
     found: DrawKernel | None = kernels_for(logits_BV.device.type).draw_kernel(logits_BV)
     return found

@@ -27,10 +27,12 @@ def folder(compose: Compose, tmp_path: Path) -> Path:
 def test_it_answers_in_its_template_with_its_own_settings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own_settings(folder, do_sample=True, temperature=0.5, top_k=7, top_p=0.9, eos_token_id=[1, 5])
+    own = {"do_sample": True, "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
+    own_settings(folder, **own, eos_token_id=[1, 5])
     model = ModelWithoutRun(folder)
     sampling = model.sampling_settings
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 7, 0.9)
+    assert sampling.min_p == 0.1
     assert sampling.max_tokens == POSITIONS // 2
     assert model.talker._generation_config(sampling).eos_token_id == [1, 5]
     assert greeting_lines(model, sampling) == [

@@ -107,8 +107,8 @@ def assert_same(first: Responses, second: Responses) -> None:
 )
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.7}, {"min_tokens": 4}],
-    ids=["plain", "greedy", "top-k", "top-p", "min-tokens"],
+    [{}, {"top_k": 1}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.3, "min_tokens": 4}],
+    ids=["plain", "greedy", "top-k", "top-p", "min-p and min-tokens"],
 )
 def test_the_same_draws_give_the_tokens_of_generate(
     architecture: dict[str, Any], changes: dict[str, Any], max_rows: int | None

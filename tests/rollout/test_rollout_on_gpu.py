@@ -185,7 +185,7 @@ def test_graphs_share_one_pool(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "top_p": 0.8}],
+    [{"temperature": 0.7}, {"top_k": 1}, {"top_k": 5, "top_p": 0.8}, {"min_p": 0.2}],
     ids=str,
 )
 def test_graphs_draw_as_the_scheduler_does(gpu: Gpu, fields: dict[str, Any]) -> None:

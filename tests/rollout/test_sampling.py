@@ -16,8 +16,12 @@ from rlhf.rollout.sampling import (
 )
 
 
-def sampling(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingSettings:
-    return SamplingSettings(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p)
+def sampling(
+    *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingSettings:
+    return SamplingSettings(
+        max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
 
 
 # Probabilities 0.5, 0.3, 0.2 in this order.
@@ -29,6 +33,8 @@ CHOICES = [
     sampling(top_k=5),
     sampling(top_p=0.8),
     sampling(temperature=0.7, top_k=5, top_p=0.8),
+    sampling(min_p=0.3),
+    sampling(temperature=0.7, min_p=0.2, top_p=0.8),
 ]
 
 
@@ -40,6 +46,7 @@ def expected_distribution(logits_V: Tensor, choice: SamplingSettings) -> Tensor:
     """The definition, token by token, in fp64."""
     weights = (logits_V.double() / choice.temperature).exp().tolist()
     likeliest = sorted(range(len(weights)), key=lambda token: -weights[token])
+    likeliest = [t for t in likeliest if weights[t] >= choice.min_p * weights[likeliest[0]]]
     likeliest = likeliest[: choice.top_k or None]
     share = choice.top_p * sum(weights[token] for token in likeliest)
     kept, held = [], 0.0

@@ -12,6 +12,7 @@ from rlhf.config.schema.keys import (
     ABOVE_0_TO_1,
     AT_LEAST_0,
     EVERY_PHASE,
+    FROM_0_BELOW_1,
     AtResume,
     key,
 )
@@ -34,6 +35,8 @@ class RolloutKeys:
     """Sample only from the k likeliest tokens; 0: from all."""
     top_p: float = key(ABOVE_0_TO_1, affects=EVERY_PHASE)  # saved with each model
     """Sample only from the likeliest tokens that hold this share of probability; 1: from all."""
+    min_p: float = key(FROM_0_BELOW_1, affects=EVERY_PHASE)  # saved with each model
+    """Sample only from tokens at least this share as likely as the likeliest; 0: from all."""
     eval_temperature: float | None = key(ABOVE_0)
     """Temperature of responses in evaluations; null: temperature."""
     min_response_tokens: int = key(AT_LEAST_0)

@@ -39,6 +39,9 @@ def check(config: RunConfig) -> None:
         f"rollout.top_k={rollout.top_k} changes what the probabilities mean; use rollout.top_k=0": (
             rollout.top_k > 0
         ),
+        f"rollout.min_p={rollout.min_p} changes what the probabilities mean; use rollout.min_p=0": (
+            rollout.min_p > 0
+        ),
         f"ppo.lr_guard_kl={config.ppo.lr_guard_kl} and ppo.rollout_correction_lr=true: both set "
         "the actor's learning rate; remove one of them": (
             config.ppo.rollout_correction_lr and config.ppo.lr_guard_kl is not None

@@ -162,7 +162,7 @@ class VllmServerRollout:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or -1,
             "top_p": sampling.top_p,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,

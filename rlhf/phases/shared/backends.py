@@ -60,6 +60,7 @@ def build_rollout_backend(
         temperature=temperature,
         top_k=1 if greedy else rollout.top_k,
         top_p=rollout.top_p,
+        min_p=rollout.min_p,
         min_tokens=rollout.min_response_tokens,
     )
     stop, pad_id = StopTexts(tokenizer, rollout.stop), tokenizer.pad_token_id

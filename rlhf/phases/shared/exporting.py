@@ -83,6 +83,7 @@ def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
         temperature=rollout.temperature,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
+        min_p=rollout.min_p or None,
         bos_token_id=own.bos_token_id,
         eos_token_id=own.eos_token_id,
         pad_token_id=own.pad_token_id,

@@ -45,7 +45,8 @@ def server() -> Iterator[StandIn]:
 
 
 def rollout(server: StandIn, folder: Path, **changes: Any) -> VllmServerRollout:
-    settings = {"max_tokens": 4, "temperature": 0.7, "top_k": 0, "top_p": 1.0} | changes
+    settings = {"max_tokens": 4, "temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.1}
+    settings |= changes
     ranks = Ranks()
     return VllmServerRollout(
         SamplingSettings(**settings),
@@ -85,6 +86,7 @@ def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_
     assert len({seed for _, seed in by_prompt}) == 3, "equal prompts get different seeds"
     for each in server.asked:
         assert (each["temperature"], each["top_k"], each["top_p"]) == (0.7, -1, 1.0)
+        assert each["min_p"] == 0.1
         assert (each["stop_token_ids"], each["ignore_eos"]) == ([END, 5], True)
         assert each["stop"] == ["x"]
         assert each["repetition_penalty"] == 1.0, "nothing of the model's own generation config"
