@@ -95,9 +95,10 @@ class CorrectionHook(PpoHook):
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Set the actor's learning rate for the step, if ppo.rollout_correction_lr is set."""
-        if not self.config.ppo.rollout_correction_lr:
+        ppo = self.config.ppo
+        if not ppo.rollout_correction_lr or ppo.rollout_correction is RolloutCorrection.none:
             return rollout, {}
-        share = effective_sample_share(self.config.ppo, rollout, trainer.engine.ranks)
+        share = effective_sample_share(ppo, rollout, trainer.engine.ranks)
         trainer.engine.actor.lr_scale = math.sqrt(share)
         return rollout, {"ppo/lr_scale": math.sqrt(share)}
 

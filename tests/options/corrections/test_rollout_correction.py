@@ -225,6 +225,8 @@ def test_the_learning_rate_follows_the_effective_sample_size(
 
 
 def test_without_the_key_the_learning_rate_stays(compose: Compose) -> None:
-    (hook,) = build_hooks(to_run_config(compose(["ppo.rollout_correction=token"])))
+    mask = ["ppo=vcpo", "ppo.rollout_correction=none", "ppo.off_policy_mask_kl=0.1"]
     nothing: Any = None
-    assert hook.prepare_rollout(nothing, rollout := some_rollout()) == (rollout, {})
+    for keys in (["ppo.rollout_correction=token"], mask):
+        (hook,) = build_hooks(to_run_config(compose(keys)))
+        assert hook.prepare_rollout(nothing, rollout := some_rollout()) == (rollout, {})
