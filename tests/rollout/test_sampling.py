@@ -1,6 +1,7 @@
 """Drawing tokens: by hand, and against the distribution that they should follow."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -198,3 +199,23 @@ def test_broken_logits_give_a_token_of_the_vocabulary(choice: SamplingSettings) 
     drawn = draw_tokens(torch.full((2, 70), torch.nan), torch.tensor([0.0, 0.9]), choice)
     assert all(0 <= token < 70 for token in drawn.tokens_B.tolist())
     assert drawn.logprobs_B.isnan().all()
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_kernel_draws_only_if_no_token_is_left_out(
+    choice: SamplingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels sample from the whole distribution."""
+    asked: list[float] = []
+    first = torch.zeros(1, dtype=torch.long), torch.zeros(1)
+
+    class Kernel:
+        def draw(self, *_: Tensor, scale: float, **__: object) -> tuple[Tensor, Tensor]:
+            asked.append(scale)
+            return first
+
+    kernels = SimpleNamespace(draw_kernel=lambda _: Kernel())
+    monkeypatch.setattr("rlhf.rollout.sampling.kernels_for", lambda _: kernels)
+    draw_tokens(random_logits(1, 8), torch.tensor([0.5]), choice)
+    is_whole = choice == sampling(temperature=choice.temperature)
+    assert asked == ([1 / choice.temperature] if is_whole else [])
