@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class RewardTerm(RewardTermOptions):
-    """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
+class RewardTermKeys:
+    """Keys of one part of the score whose kind is the core's."""
 
     kind: RewardKind
     """model, gold, function, http, judge, bias, or a rule (length, stop, pattern, exact, number,
@@ -69,6 +69,11 @@ class RewardTerm(RewardTermOptions):
     """kind=bias: what corrupts the score: length, token, sycophancy, position or format."""
     onset: int = key(AT_LEAST_0, default=0)
     """kind=bias: first PPO step whose responses the bias scores; 0: from the start."""
+
+
+@dataclass(kw_only=True)
+class RewardTerm(RewardTermOptions, RewardTermKeys):
+    """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
 
 AUTO = "auto"  # value of ``sealed``: the hash that the code and files have at the start
