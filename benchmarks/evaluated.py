@@ -17,14 +17,12 @@ class Evaluated(NamedTuple):
 
 def evaluations(run_dir: Path) -> list[Evaluated]:
     """Before PPO, and at every step that was evaluated."""
-    ppo = json.loads((run_dir / "result.json").read_text())["phases"]["ppo"]
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    found = [Evaluated(0.0, ppo["score_before"], ppo["gold_before"])]
-    found += [
+    found = [
         Evaluated(line["ppo/eval_kl"], line["ppo/eval_score"], line["ppo/eval_gold"])
         for line in lines
         if "ppo/eval_gold" in line
     ]
-    if len(found) == 1:
+    if len(found) <= 1:
         raise SystemExit(f"{run_dir}: no evaluations with a gold score; set ppo.eval_every")
     return found
