@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from rlhf.config.effects import effect_of
 from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
 from rlhf.config.run_dir import RUNS
 from rlhf.config.schema.keys import NO_PHASE
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.report.summary import describe_objective
 
 FEWEST_SEEDS = 3  # with two seeds, the interval would be ± 12.7 standard errors
@@ -45,6 +47,10 @@ DATA = r"data\.(source|path|eval_path|subset|size|sets\.[^.]+\.(path|subset))"
 JUDGE = rf"rewards|reward_{BASE}"  # of PPO without the gold judge of generated data
 NAME = r"[^\s:#-][^:\n]*"
 KEY_AND_VALUE = re.compile(rf"^( *)({NAME}):(.*(?:\n(?! *{NAME}:).*)*)", re.MULTILINE)
+DEFAULTS_OF_PART = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(RewardTerm)
+}
 RESULTS = ("result.json", "metrics.jsonl")  # a run without these files has shown nothing yet
 
 
@@ -167,8 +173,9 @@ def read_compared_run(folder: Path) -> ComparedRun:
 def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     """Group runs whose keys are equal except for the seed; keep the order of the runs.
 
-    If two runs have the same seed too, for example before and after an edit of the code, the second
-    run gets a setting of its own, with repeat=2.
+    Of a part of ``rewards`` that only some runs have, the defaults are not shown. If two runs have
+    the same seed too, for example before and after an edit of the code, the second run gets a
+    setting of its own, with repeat=2.
     """
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
@@ -176,12 +183,21 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     seen: Counter[str] = Counter()
     for run in runs:
         values = {key: run.keys[key] for key in varied if key in run.keys and key != "seed"}
+        for key in [key for key in values if _is_default_of_part(key, values[key])]:
+            if any(key not in each.keys for each in runs):
+                del values[key]
         same = json.dumps(run.keys)
         seen[same] += 1
         if seen[same] > 1:
             values["repeat"] = seen[same]
         settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
     return list(settings.values())
+
+
+def _is_default_of_part(key: str, value: Any) -> bool:
+    """Return True for a key of a part of ``rewards`` that has the value it has by default."""
+    group, _, name = key.rpartition(".")
+    return group.startswith("rewards.") and value == DEFAULTS_OF_PART.get(name, key)
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:

@@ -56,6 +56,20 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     assert stored["settings"][0]["unfinished"] == ["0.2-3"]
 
 
+def test_a_part_that_one_run_has_is_shown_without_its_defaults() -> None:
+    part = {"kind": "length", "weight": 1.0, "most": 6, "least": 0, "files": [], "pattern": None}
+    with_part = {f"rewards.brief.{name}": value for name, value in part.items()}
+    runs = [
+        ComparedRun(Path(f"run-{place}"), {"seed": 1, **keys}, {})
+        for place, keys in enumerate([{}, with_part, with_part | {"rewards.brief.least": 2}])
+    ]
+    labels = [setting.label for setting in group_runs_by_setting(runs)]
+    brief = "rewards.brief.kind=length rewards.brief.most=6"
+    assert labels == ["all", brief, f"{brief} rewards.brief.least=2"]
+    both = [setting.label for setting in group_runs_by_setting(runs[1:])]
+    assert both == ["rewards.brief.least=0", "rewards.brief.least=2"]
+
+
 def test_runs_that_share_the_seed_too_are_not_seeds_of_one_setting() -> None:
     before, after = ([run(0.1, seed, gold=gold) for seed in (1, 2)] for gold in (0.5, 0.7))
     first, second = group_runs_by_setting([*before, *after])
