@@ -326,7 +326,7 @@ class Policy(NamedTuple):
 
 
 class RewardsSeam(Protocol):
-    """``rewards``: scores responses in a process of its own. Used by judges."""
+    """``rewards``: scores responses in a process of its own. Used by biases and judges."""
 
     KIND: RewardKind
     """The kind of the parts of ``rewards`` that the option scores."""
@@ -496,8 +496,8 @@ class CostsSeam(Protocol):
 class HooksSeam(Protocol):
     """``hooks``: takes part in the steps of PPO.
 
-    Used by ahead, average, branches, corrections, environments, gdpo, moving_reference, ptx,
-    resampling and rollout_log.
+    Used by ahead, average, biases, branches, corrections, environments, gdpo, moving_reference,
+    ptx, resampling and rollout_log.
     """
 
     HOOK: type[PpoHook]
@@ -599,7 +599,7 @@ class KeysSeam(Protocol):
     ON_ONE_RANK: ClassVar[Mapping[str, object]]
     """Values of keys with which one rank needs neither a server nor a drive; optional."""
     REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]
-    """Keys that a kind of reward reads beside the keys of every process; * after a required key."""
+    """Keys that a kind of reward reads; * after a required key."""
     REWARD_FILES: ClassVar[Sequence[str]]
     """Keys of a part of ``rewards`` that name a file; optional."""
     ANSWERS: ClassVar[str]
@@ -632,6 +632,9 @@ class RulesSeam(Protocol):
 
         Used by branches and ptx.
         """
+
+    def reward_warnings(self, config: RunConfig) -> Iterator[str]:
+        """Yield a warning for each doubtful part of ``rewards``; printed before any training."""
 
     def token_limit_after_prompt(self, config: RunConfig) -> tuple[str, int]:
         """Return the key, and its value, that limits the number of tokens after a prompt."""

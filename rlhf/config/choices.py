@@ -57,9 +57,6 @@ class RewardKind(StrEnum):
     judge = "judge"
 
 
-RewardBias = StrEnum("RewardBias", "length token sycophancy position format")
-"""What a part with kind=bias favours; rlhf/rewards/biases.py defines each."""
-
 Device = StrEnum("Device", "cpu cuda")
 """Devices of the ranks."""
 

@@ -32,6 +32,7 @@ from rlhf.config.schema.supervised import DpoKeys, RewardKeys
 from rlhf.config.schema.zero import ZeroKeys
 from rlhf.options.ahead.keys import AheadKeys
 from rlhf.options.average.keys import AverageKeys, AverageOffloadKeys
+from rlhf.options.biases.keys import BiasKeys
 from rlhf.options.branches.keys import BranchKeys
 from rlhf.options.corrections.keys import CorrectionKeys
 from rlhf.options.distillation.keys import DistillationKeys
@@ -98,6 +99,10 @@ OPTIONS = (
     Option(
         "judges",
         lambda config: any(part.kind is RewardKind.judge for part in config.rewards.values()),
+    ),
+    Option(
+        "biases",
+        lambda config: any(part.kind is RewardKind.bias for part in config.rewards.values()),
     ),
     Option("kto", lambda config: config.dpo.loss is PreferenceLossName.kto),
     Option("sequence_parallel", lambda config: config.zero.sequence_parallel_size > 1),
@@ -225,7 +230,7 @@ class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
 
 
 @dataclass(kw_only=True)
-class RewardTermOptions(JudgeKeys):
+class RewardTermOptions(BiasKeys, JudgeKeys):
     """Keys of a part of ``rewards`` whose kind is an option's."""
 
 

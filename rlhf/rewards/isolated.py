@@ -23,7 +23,6 @@ from rlhf.config.schema.keys import LARGEST_SCORE
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import modules_of
-from rlhf.rewards.biases import build_bias
 from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 
@@ -33,7 +32,6 @@ HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
 KINDS = {
     RewardKind.function: build_function_reward,
     RewardKind.http: build_http_reward,
-    RewardKind.bias: build_bias,
     **RULES,
 }
 

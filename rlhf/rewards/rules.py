@@ -23,6 +23,7 @@ class Answers(NamedTuple):
     ended: Sequence[bool]  # True: the response ended by itself
     tokens: Sequence[int]  # numbers of response tokens, the end token included
     columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
+    step: int | None = None  # of PPO, from 1; None: held-out prompts, or a test before training
 
 
 class PartScores(NamedTuple):

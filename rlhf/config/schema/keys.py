@@ -59,6 +59,10 @@ NO_PHASE = always_affects()
 EVERY_PHASE = always_affects(*Phase)
 ANSWERING_PHASES = always_affects(Phase.ppo, Phase.dpo)
 
+# Keys that all parts of ``rewards`` read, and those of the kinds with a process of their own.
+OF_ALL = ("kind", "weight", "normalise")
+OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
+
 
 class AtResume(StrEnum):
     """Rules for changing a key when a run is resumed."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
-from rlhf.config.choices import ModelInit, Phase, RewardBias, RewardKind, Source
+from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, SCORE, SECONDS, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_ALL, OF_PROCESSES, SCORE, SECONDS, key
 from rlhf.options import RewardTermOptions, hooks_of
 
 if TYPE_CHECKING:
@@ -65,10 +65,6 @@ class RewardTermKeys:
     """kind=length: most response tokens with the full score; null: no limit."""
     slack: int = key(AT_LEAST_0, default=0)
     """kind=length: tokens outside of least and most over which the score falls to 0."""
-    bias: RewardBias | None = None
-    """kind=bias: what corrupts the score: length, token, sycophancy, position or format."""
-    onset: int = key(AT_LEAST_0, default=0)
-    """kind=bias: first PPO step whose responses the bias scores; 0: from the start."""
 
 
 @dataclass(kw_only=True)
@@ -77,8 +73,6 @@ class RewardTerm(RewardTermOptions, RewardTermKeys):
 
 
 AUTO = "auto"  # value of ``sealed``: the hash that the code and files have at the start
-OF_ALL = ("kind", "weight", "normalise")
-OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
 # The keys that each kind reads; a key with * must be set.
 READ = {
     RewardKind.model: OF_ALL,
@@ -92,13 +86,9 @@ READ = {
     RewardKind.exact: (*OF_PROCESSES, "columns*"),
     RewardKind.number: (*OF_PROCESSES, "columns*"),
     RewardKind.json: (*OF_PROCESSES, "json_schema"),
-    RewardKind.bias: ("kind", "weight", "timeout_seconds", "bias*", "pattern", "onset"),
-    **{
-        kind: (*OF_PROCESSES, *own)
-        for of_option in hooks_of("keys", "REWARDS")
-        for kind, own in of_option.items()
-    },
 }
+for of_option in hooks_of("keys", "REWARDS"):
+    READ |= of_option
 
 
 def check_rewards(config: RunConfig) -> None:
@@ -124,8 +114,6 @@ def check_rewards(config: RunConfig) -> None:
         "generated task only; use data=synthetic, or another kind": (
             RewardKind.gold in kinds and source is not Source.synthetic
         ),
-        "rewards with kind=bias alone: there is no reward that the bias could corrupt; add "
-        "rewards.model={kind: model}, or another part": (kinds == {RewardKind.bias}),
         "rewards with kind=model and reward_model.init=gold: there is no reward model; use "
         "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER": (
             RewardKind.model in kinds and config.reward_model.init is ModelInit.gold
@@ -165,11 +153,6 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         f"{key}.most={part.most}: must be {key}.least={part.least} or more": (
             part.most is not None and part.most < part.least
         ),
-        f"{key}.pattern={part.pattern}: bias=token needs it, and no other bias reads it": (
-            kind is RewardKind.bias and (part.bias is RewardBias.token) == (part.pattern is None)
-        ),
-        f"{key}.weight=0: a bias of this strength corrupts nothing; give it another weight, or "
-        "remove the part": kind is RewardKind.bias and part.weight == 0,
         f"{key}.function={function}: must be MODULE:FUNCTION, such as my_rewards:brief": (
             function is not None and not re.fullmatch(r"[\w.]+:\w+", function)
         ),

@@ -43,7 +43,6 @@ from rlhf.phases.ppo.objective import (
     learned_tokens,
 )
 from rlhf.phases.ppo.prompts import PromptLoader
-from rlhf.phases.ppo.reward_mix import bias_onsets
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.ppo.step_metrics import (
     PpoStats,
@@ -110,8 +109,6 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     for hook in hooks:
         hook.close()
     engine.close()
-    if onsets := bias_onsets(context.config):
-        result["bias_onsets"] = onsets
     return result | {
         "kl_to_reference": result["kl_after"],
         "steps": checkpoints.step,

@@ -22,7 +22,7 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.options import modules_of
+from rlhf.options import hooks_of, modules_of
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -102,8 +102,6 @@ class RewardMix:
                         criteria[f"{name}.{criterion}"] = of_criterion_B.nan_to_num(part.fallback)
             if count := count_failed_scores(scores_B):
                 self._raise_or_count_failure(name, problem, count, describe_step(prompts))
-            if prompts.step is not None and prompts.step < part.onset:
-                scores_B = torch.zeros_like(scores_B)
             columns.append(scores_B)
         scores_BK = torch.stack(columns, dim=1)
         failed_BK = ~valid_score_mask(scores_BK)
@@ -194,6 +192,7 @@ def _build_reward_inputs(
         responses.ended_B.tolist(),
         responses.keep_BT.sum(dim=1).tolist(),
         {name: [row[name] for row in rows] for name in columns},
+        prompts.step,
     )
 
 
@@ -212,23 +211,17 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
 
 
 def try_reward_parts(context: RunContext) -> None:
-    """Try the rewards on two rows of PPO's data, before any training.
+    """Warn of rewards, and try them on two rows of PPO's data, before any training.
 
     Raises:
         RewardError: if a part without a fallback failed.
     """
-    for name, onset in bias_onsets(context.config).items():
-        what = f"rewards.{name} (kind=bias) corrupts the score on purpose from step {onset} on"
-        context.console.say(f"warning: {what}")
+    for warn in hooks_of("rules", "reward_warnings", context.config):
+        for warning in warn(context.config):
+            context.console.say(f"warning: {warning}")
     if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):
             mix.try_parts_on_rows(phase_records(context, Phase.ppo).train[:2])
-
-
-def bias_onsets(config: RunConfig) -> dict[str, int]:
-    """Return the first PPO step of each part that corrupts the score on purpose, by name."""
-    parts = config.rewards.items()
-    return {name: part.onset for name, part in parts if part.kind is RewardKind.bias}
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:

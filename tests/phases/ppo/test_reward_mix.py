@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.errors import RewardError
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.config.choices import RewardBias, RewardKind
+from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.data.records import Record
 from rlhf.data.synthetic_pairs import GoldJudge
@@ -104,7 +104,7 @@ def test_a_part_is_asked_with_its_columns(mixed: Callable[..., Any]) -> None:
     assert asked.responses == TEXTS
     assert asked.ended == [True, False, True]
     assert asked.tokens == [len(TOKENIZER.encode(text)) for text in TEXTS]
-    assert asked.columns == {"n": [1, 2, 3]}
+    assert (asked.columns, asked.step) == ({"n": [1, 2, 3]}, 7)
     with pytest.raises(RewardError, match="read the column n, and the prompts come without it"):
         mixed({"mine": [0.0] * 3}, None, mine=part(columns=["n"]))
 
@@ -182,7 +182,7 @@ def test_parts_are_tried_on_rows_of_the_data(
     (asked,) = try_parts_on_rows(columns=["n"], fallback=0).asked
     length = len(TOKENIZER.encode("one two"))
     texts = ["one two", "one two"]
-    assert asked == (["ask", "ask"], texts, [True, True], [length, length], {"n": [1, 2]})
+    assert asked == (["ask", "ask"], texts, [True, True], [length, length], {"n": [1, 2]}, None)
     assert len(said) == (why is not None), "no count of responses, as there were none"
     if why is not None:
         with pytest.raises(RewardError, match=rf"rewards\.mine .*{why}.*must return one number"):
@@ -200,16 +200,6 @@ def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[s
     printed = "".join(capsys.readouterr())
     assert "WANDB_API_KEY=[redacted]" in printed
     assert not {"\x1b", "\x07"} & set(printed)
-
-
-@pytest.mark.parametrize(("onset", "added"), [(0, 2.0), (7, 2.0), (8, 0.0)])
-def test_a_bias_scores_responses_from_its_onset_on(
-    onset: int, added: float, mixed: Callable[..., Any]
-) -> None:
-    evil = part(RewardKind.bias, bias=RewardBias.length, weight=4, onset=onset)
-    total, parts, _ = mixed({"evil": [0.5] * 3}, learned=part(RewardKind.model), evil=evil)
-    assert total.tolist() == [10 + added, 20 + added, 30 + added], "the step is 7"
-    assert parts.scores_BK[:, 1].tolist() == [added / 4] * 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e16])

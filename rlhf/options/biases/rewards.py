@@ -1,21 +1,19 @@
-"""Biases that corrupt a score on purpose, so that the step at which hacking can begin is known.
-
-A part with kind=bias adds ``weight`` times one of these scores to the sum of the rewards, from PPO
-step ``onset`` on, as CHERRL (https://arxiv.org/abs/2606.04923) adds a bias to a judge's score. Each
-score lies in [0, 1], depends on one prompt and its response only, and does not measure quality.
-"""
+"""The biases: each score lies in [0, 1], and depends on one prompt and its response only."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.config.choices import RewardBias
+from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.options.biases.keys import RewardBias
 from rlhf.rewards.rules import Answers, ScoreFunction
 
+KIND = RewardKind.bias
 HALF_LENGTH = 16  # response tokens for which the bias of length is 1/2
 WORD = re.compile(r"\w+")
 
@@ -73,8 +71,8 @@ BIASES: dict[RewardBias, Callable[[PromptedResponse], float]] = {
 }  # and ``favour_token``, which needs a pattern
 
 
-def build_bias(part: RewardTerm) -> ScoreFunction:
-    """Return the function that computes ``part.bias`` for each response, without its onset."""
+def build(part: RewardTerm, _: Path) -> tuple[ScoreFunction, list[str]]:
+    """Return the function that computes ``part.bias``, 0 before its onset; it has no criteria."""
     favour: Callable[[PromptedResponse], float]
     if part.bias == RewardBias.token:  # a text, as JSON has sent it
         favour = partial(favour_token, re.compile(str(part.pattern)))
@@ -82,10 +80,12 @@ def build_bias(part: RewardTerm) -> ScoreFunction:
         favour = BIASES[RewardBias(str(part.bias))]
 
     def score(answers: Answers) -> list[float]:
+        if answers.step is not None and answers.step < part.onset:
+            return [0.0] * len(answers.responses)
         rows = zip(answers.prompts, answers.responses, answers.tokens, strict=True)
         return [favour(PromptedResponse(*row)) for row in rows]
 
-    return score
+    return score, []
 
 
 def _words(text: str) -> list[str]:
