@@ -122,17 +122,24 @@ def grpo_advantages(
 ) -> Advantages:
     """Compute GRPO advantages from outcomes, https://arxiv.org/abs/2402.03300 section 4.1.2.
 
-    R_i is the sum of a response's token rewards; the advantage of all its tokens is
-    (R_i - mean) / (std + 1e-6) over the responses to its prompt. The rows of one prompt must be
-    adjacent. The paper does not define std; this is the sample deviation (divided by
-    group_size - 1), as in the usual implementations, so that their learning rates carry over.
+    R_i is the sum of a response's token rewards; the advantage of all its tokens is R_i as
+    ``normalise_in_groups`` returns it. The rows of one prompt must be adjacent.
     Without ``divides`` the advantage is R_i - mean (Dr. GRPO, https://arxiv.org/abs/2503.20783).
     """
     totals_GK = _group_totals(rewards_BT, keep_BT, group_size)
-    advantages_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
-    if divides:
-        advantages_GK = advantages_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6)
+    advantages_GK = normalise_in_groups(totals_GK, divides=divides)
     return _broadcast_to_tokens(advantages_GK, rewards_BT, keep_BT)
+
+
+def normalise_in_groups(totals_GK: Tensor, *, divides: bool = True) -> Tensor:
+    """Return (total - mean) / (std + 1e-6) over the responses to a prompt, the second dimension.
+
+    GRPO's paper does not define std; this is the sample deviation (divided by the number of
+    responses - 1), as in the usual implementations, so that their learning rates carry over.
+    Without ``divides`` only the mean is subtracted. Further dimensions are kept apart.
+    """
+    centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
+    return centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6) if divides else centred_GK
 
 
 def reinforce_pp_advantages(rewards_BT: Tensor, keep_BT: Tensor, *, gamma: float) -> Advantages:

@@ -3,10 +3,10 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from typing import Any
+from typing import Any, Self
 
 # What the endpoint does for the next requests, one word for each; then it scores.
 FAULTS = "sleep 500 nan length cut text texts true huge away endless".split()
@@ -16,34 +16,48 @@ class Endpoint(ThreadingHTTPServer):
     """A server on localhost; ``faults`` are taken from the front, one for each request."""
 
     daemon_threads = True
+    path = "score"
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler: "type[EndpointHandler] | None" = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or _Handler)
         self.faults: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/score"
+        return f"http://127.0.0.1:{self.server_address[1]}/{self.path}"
+
+    @contextmanager
+    def serving(self) -> Iterator[Self]:
+        with self:
+            Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
+            yield self
+            self.shutdown()
 
 
-@contextmanager
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
-        yield server
-        server.shutdown()
+def endpoint() -> AbstractContextManager[Endpoint]:
+    return Endpoint().serving()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class EndpointHandler(BaseHTTPRequestHandler):
+    """Takes a request down, and the fault with which it is answered."""
+
     server: Endpoint
 
-    def do_POST(self) -> None:
+    def take_request(self) -> tuple[dict[str, Any], str]:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
         self.server.tokens.append(self.headers["Authorization"])
-        fault = self.server.faults.pop(0) if self.server.faults else ""
+        return body, self.server.faults.pop(0) if self.server.faults else ""
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class _Handler(EndpointHandler):
+    def do_POST(self) -> None:
+        body, fault = self.take_request()
         scores: Any = [float(len(each)) for each in body["responses"]]
         match fault:
             case "sleep":
@@ -83,6 +97,3 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return
         self.wfile.write(answer)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""

@@ -6,8 +6,8 @@ Shapes: B = sequences of this rank, K = rewards, G = groups of R responses to on
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from rlhf.algorithms.advantages import normalise_in_groups
 from rlhf.base.types import Rollout
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
@@ -22,18 +22,6 @@ class GdpoHook(PpoHook):
         return {**steps, "combine": _combine_normalised_rewards}
 
 
-def normalise_in_groups(scores_BK: Tensor, *, group_size: int) -> Tensor:
-    """Return each reward's (score - mean) / (std + 1e-6) over the responses to a prompt.
-
-    https://arxiv.org/abs/2601.05242. The rows of one prompt must be adjacent. As in
-    ``grpo_advantages``, std is the sample deviation, and fp64 makes equal scores exactly 0.
-    """
-    scores_GRK = scores_BK.double().view(-1, group_size, scores_BK.shape[1])
-    centred_GRK = scores_GRK - scores_GRK.mean(dim=1, keepdim=True)
-    normalised_GRK = centred_GRK / (scores_GRK.std(dim=1, keepdim=True) + 1e-6)
-    return normalised_GRK.view_as(scores_BK).to(scores_BK.dtype)
-
-
 def _combine_normalised_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Replace the scores by weighted sums of normalised rewards, normalised over the rollout.
 
@@ -41,8 +29,11 @@ def _combine_normalised_rewards(maker: TargetMaker, targets: Targets, rollout: R
     ppo.advantage_estimator=dr_grpo takes them as they are.
     """
     assert rollout.parts is not None, "the rollout was scored without rewards"
-    scores_BK = normalise_in_groups(rollout.parts.scores_BK, group_size=targets.compared)
-    sums_B = sum_weighted_scores(maker.parts, scores_BK)
+    scores_BK = rollout.parts.scores_BK
+    # fp64, as in ``grpo_advantages``, makes the deviation of equal scores exactly 0.
+    scores_GRK = scores_BK.double().view(-1, targets.compared, scores_BK.shape[1])
+    normalised_BK = normalise_in_groups(scores_GRK).view_as(scores_BK).to(scores_BK.dtype)
+    sums_B = sum_weighted_scores(maker.parts, normalised_BK)
     everything_B = torch.ones_like(sums_B, dtype=torch.bool)
     return targets._replace(scores_B=maker.whiten(sums_B, everything_B, shift_mean=True))
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
-from threading import Thread
-from typing import Any
+
+from tests.rewards.endpoint import Endpoint, EndpointHandler
 
 RUBRIC = """
 criteria:
@@ -21,29 +19,18 @@ criteria:
 ANSWERS = {"prose": "I like it.", "outside": '{"clear": 9, "short": 0}', "few": '{"clear": 5}'}
 
 
-class JudgeServer(ThreadingHTTPServer):
-    """A server on localhost; ``faults`` are taken from the front, one for each request."""
+class JudgeServer(Endpoint):
+    """A judge on localhost."""
 
-    daemon_threads = True
+    path = "v1"
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.faults: list[str] = []
-        self.requests: list[dict[str, Any]] = []
-        self.tokens: list[str | None] = []
+        super().__init__(_Handler)
         self.clear = count(1)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-
-@contextmanager
-def judge_server() -> Iterator[JudgeServer]:
-    with JudgeServer() as server:
-        Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
-        yield server
-        server.shutdown()
+def judge_server() -> AbstractContextManager[JudgeServer]:
+    return JudgeServer().serving()
 
 
 def write_rubric(folder: Path, text: str = RUBRIC) -> str:
@@ -51,14 +38,11 @@ def write_rubric(folder: Path, text: str = RUBRIC) -> str:
     return str(folder / "rubric.yaml")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(EndpointHandler):
     server: JudgeServer
 
     def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(request)
-        self.server.tokens.append(self.headers["Authorization"])
-        fault = self.server.faults.pop(0) if self.server.faults else ""
+        _, fault = self.take_request()
         if fault == "sleep":
             time.sleep(30)  # nobody waits for an answer any more
         verdict = json.dumps({"clear": next(self.server.clear) % 5 + 1, "short": 0})
@@ -69,6 +53,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
