@@ -1,8 +1,9 @@
 """A task whose horizon is known: count letters on from a letter, one decision for each letter.
 
 Demonstrations have wrong letters, which imitation learns too. The rewards are functions of
-``rewards``: the share of right letters, or 1 only for a whole right answer, and both with an error
-that the two texts decide; as prompts hardly repeat, it is fresh noise to the learner.
+``rewards``: the share of right letters, the share before the first wrong one, or 1 only for a whole
+right answer, with or without an error that the two texts decide; as prompts hardly repeat, it is
+fresh noise to the learner.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
-LETTERS = "ABCDEFGH"
+LETTERS = "ABCDEFGHIJKL"
+SIZE = 8  # letters that are counted, unless the prompt names another number
 ROWS = 6000
 SHARE_WRONG = 0.3  # of the letters of demonstrations, where each right letter counts
 WHOLE_RIGHT = 0.15  # of the demonstrations, where only whole answers count
 NOISE = 2.0  # deviation of the error, in deviations of the score over demonstrations
-_ASKED = re.compile(r"count (\d+) from ([A-H])")
+_ASKED = re.compile(r"count (\d+) from ([A-L])(?: by (\d) of (\d+))?")
+Reward = Callable[[Sequence[str], Sequence[str]], list[float]]
 
 
 def share(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -29,6 +33,21 @@ def share(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 def whole(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     """Return 1 for each response without a fault, and otherwise 0."""
     return [_whole(*pair) for pair in zip(prompts, responses, strict=True)]
+
+
+def prefix(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """Return the share of letters before the first wrong one of each response."""
+    return [_prefix(*pair) for pair in zip(prompts, responses, strict=True)]
+
+
+def add_error(reward: Reward, *, deviation: float) -> Reward:
+    """Return a reward that adds to ``reward`` a normal error of this deviation."""
+
+    def noisy(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        pairs = zip(prompts, responses, reward(prompts, responses), strict=True)
+        return [score + _error(*pair, deviation=deviation / NOISE) for *pair, score in pairs]
+
+    return noisy
 
 
 def noisy_share(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
@@ -48,15 +67,19 @@ def noisy_whole(prompts: Sequence[str], responses: Sequence[str]) -> list[float]
     ]
 
 
-def write_rows(path: Path, *, horizon: int, wrong: float) -> None:
-    """Write prompts and demonstrations, whose letters are wrong with probability ``wrong``."""
+def write_rows(path: Path, *, horizon: int, wrong: float, by: int = 1, size: int = SIZE) -> None:
+    """Write prompts and demonstrations, whose letters are wrong with probability ``wrong``.
+
+    The answers count each ``by``-th of the first ``size`` letters, round and round.
+    """
     rng = random.Random(1)
-    lines = []
+    lines, letters = [], LETTERS[:size]
+    more = "" if (by, size) == (1, SIZE) else f" by {by} of {size}"
     for _ in range(ROWS):
-        question = f"{rng.randrange(1000)} count {horizon} from {rng.choice(LETTERS)}"
+        question = f"{rng.randrange(1000)} count {horizon} from {rng.choice(letters)}{more}"
         prompt = f"\n\nHuman: {question}\n\nAssistant:"
         shown = [
-            rng.choice(LETTERS.replace(letter, "")) if rng.random() < wrong else letter
+            rng.choice(letters.replace(letter, "")) if rng.random() < wrong else letter
             for letter in right_answer(prompt)
         ]
         lines.append(json.dumps({"prompt": prompt, "completion": f" {''.join(shown)}"}) + "\n")
@@ -66,21 +89,27 @@ def write_rows(path: Path, *, horizon: int, wrong: float) -> None:
 
 def right_answer(prompt: str) -> str:
     """Return the letters that the prompt asks for."""
-    horizon, first = _asked(prompt)
-    start = LETTERS.index(first) + 1
-    return "".join(LETTERS[(start + place) % len(LETTERS)] for place in range(horizon))
+    horizon, first, by, size = _asked(prompt)
+    start = LETTERS.index(first)
+    return "".join(LETTERS[(start + by * (place + 1)) % size] for place in range(horizon))
 
 
-def _asked(prompt: str) -> tuple[int, str]:
+def _asked(prompt: str) -> tuple[int, str, int, int]:
     found = _ASKED.search(prompt)
     if found is None:
         raise ValueError(f"no question of this task: {prompt!r}")
-    return int(found[1]), found[2]
+    return int(found[1]), found[2], int(found[3] or 1), int(found[4] or SIZE)
 
 
 def _share(prompt: str, response: str) -> float:
     answer = right_answer(prompt)
     return sum(a == b for a, b in zip(answer, response.strip(), strict=False)) / len(answer)
+
+
+def _prefix(prompt: str, response: str) -> float:
+    answer = right_answer(prompt)
+    pairs = zip(answer, response.strip(), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) / len(answer)
 
 
 def _whole(prompt: str, response: str) -> float:

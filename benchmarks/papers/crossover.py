@@ -97,23 +97,24 @@ def measure(seed: int, place: Place) -> Figures:
             *SETTINGS,
             f"data.path={path}",
             f"rollout.max_response_tokens={task.horizon + 4}",
-            _reward("learned", reward, weight=1),
-            _reward("true", task.density, weight=0),
+            function_reward("learned", f"papers.chains:{reward}", weight=1),
+            function_reward("true", f"papers.chains:{task.density}", weight=0),
         )
         for arm, more in arms_of(task, first=2 if place.is_quick else FIRST).items():
-            curve = _true_scores(run_of(place, *words, *more, seed=seed))
+            curve = true_scores(run_of(place, *words, *more, seed=seed))
             found[f"before, {task.title}"] = curve[0]
             found[f"{task.title}: {arm}"] = fmean(curve[1:])
             found[f"after, {task.title}: {arm}"] = curve[-1]
     return found
 
 
-def _reward(name: str, function: str, *, weight: int) -> str:
-    words = f'kind: function, function: "papers.chains:{function}", run_code: true'
+def function_reward(name: str, function: str, *, weight: int) -> str:
+    """Return the override that rewards with a function MODULE:NAME."""
+    words = f'kind: function, function: "{function}", run_code: true'
     return f"rewards.{name}={{{words}, weight: {weight}}}"
 
 
-def _true_scores(run_dir: Path) -> list[float]:
+def true_scores(run_dir: Path) -> list[float]:
     """Return the true score on held-out prompts before PPO, and at each evaluation."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     return [line[key] for line in lines if (key := "ppo/eval_parts/true") in line]

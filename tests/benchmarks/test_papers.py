@@ -122,13 +122,20 @@ def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
     chains = load("chains")
     prompts = [f"\n\nHuman: {tag} count 8 from G\n\nAssistant:" for tag in range(400)]
     assert chains.right_answer(prompts[0]) == "HABCDEFG"
-    for response, share, whole in (
-        (" HABCDEFG", 1, 1),
-        (" HABCDEF", 0.875, 0),
-        (" GABC", 0.375, 0),
+    for response, share, prefix, whole in (
+        (" HABCDEFG", 1, 1, 1),
+        (" HABCDEF", 0.875, 0.875, 0),
+        (" HAACDEFG", 0.875, 0.25, 0),
+        (" GABC", 0.375, 0, 0),
     ):
         assert chains.share(prompts[:1], [response]) == [share]
+        assert chains.prefix(prompts[:1], [response]) == [prefix]
         assert chains.whole(prompts[:1], [response]) == [whole]
+    by_three = "\n\nHuman: 5 count 6 from K by 3 of 12\n\nAssistant:"
+    assert chains.right_answer(by_three) == "BEHKBE"
+    some = chains.add_error(chains.share, deviation=0.3)
+    with_error = torch.tensor(some(prompts, [" GABCDEFG"] * 400)) - 0.875
+    assert with_error.std().item() == pytest.approx(0.3, rel=0.15)
     errors = torch.tensor(chains.noisy_share(prompts, [" GABCDEFG"] * 400)) - 0.875
     deviation = chains.NOISE * (chains.SHARE_WRONG * (1 - chains.SHARE_WRONG) / 8) ** 0.5
     assert errors.std().item() == pytest.approx(deviation, rel=0.15)
@@ -149,3 +156,15 @@ def test_a_critic_must_beat_every_arm_without_one(load: Any, others: float, outc
                 figures[f"{task.title}: {arm}"] = others if arm == "GRPO 16" else 0.5
         seeds.append(figures)
     assert outcomes(crossover, *seeds) == outcome
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [(4, "passed"), (5, "failed")])
+def test_advice_is_wrong_where_it_loses_much(load: Any, wrong: int, outcome: str) -> None:
+    advice = load("advice")
+    figures: dict[str, float | str] = {}
+    for place, task in enumerate(advice.TASKS):
+        figures |= {f"{task.title}: {arm}": 0.5 for arm in advice.ARMS}
+        figures |= {f"{task.title}: RLOO 4": 0.53, f"{task.title}: PPO": 0.515}
+        figures[task.title] = "GRPO 16" if place < wrong else "PPO"
+    assert outcomes(advice, figures, figures) == outcome
+    assert outcomes(advice, {task.title: "PPO" for task in advice.TASKS[:3]}) == "cannot be told"
