@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from papers import chains
@@ -36,15 +37,31 @@ BY_ESTIMATOR = {
     "gae": "PPO",
     "critic first": "PPO, critic first",
 }
-ERRORS = {"": 0.0, "some_": 0.3, "much_": 1.0}  # deviation of the reward's error
-some_share, some_prefix, some_whole = (
-    chains.add_error(each, deviation=ERRORS["some_"])
-    for each in (chains.share, chains.prefix, chains.whole)
-)
-much_share, much_prefix, much_whole = (
-    chains.add_error(each, deviation=ERRORS["much_"])
-    for each in (chains.share, chains.prefix, chains.whole)
-)
+ERRORS = {"no": 0.0, "some": 0.3, "much": 1.0}  # deviation of the error of a response's reward
+OFFSETS = {"plain": "", "letter": "from [A-L]", "tag": r"\d+"}  # what of a prompt moves its rewards
+OFFSET = 0.5  # deviation of the offset that all responses to a prompt share
+DENSITIES = {"share": chains.share, "prefix": chains.prefix, "whole": chains.whole}
+
+
+def __getattr__(name: str) -> chains.Reward:
+    """Return the function ERROR_OFFSET_DENSITY of ``rewards``."""
+    error, offset, density = name.split("_") if name.count("_") == 2 else ("", "", "")  # noqa: PLR2004
+    if error not in ERRORS or offset not in OFFSETS or density not in DENSITIES:
+        raise AttributeError(name)
+    noisy = chains.add_error(DENSITIES[density], deviation=ERRORS[error])
+
+    def reward(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        return [
+            score + OFFSET * _offset_of(prompt, OFFSETS[offset])
+            for prompt, score in zip(prompts, noisy(prompts, responses), strict=True)
+        ]
+
+    return reward
+
+
+def _offset_of(prompt: str, pattern: str) -> float:
+    found = re.search(pattern, prompt) if pattern else None
+    return random.Random(found[0]).gauss(0.0, 1.0) if found else 0.0
 
 
 class Task(NamedTuple):
@@ -53,8 +70,9 @@ class Task(NamedTuple):
     horizon: int
     by: int
     size: int
-    density: str
     error: str
+    offset: str
+    density: str
     right: float
     """Share of whole answers of the demonstrations that are right, where only these count, or of
     the letters."""
@@ -63,7 +81,12 @@ class Task(NamedTuple):
     def title(self) -> str:
         """Return the words by which figures are stored."""
         counted = f"{self.horizon} by {self.by} of {self.size}"
-        return f"{counted}, {self.error}{self.density}, {self.right:g} right"
+        return f"{counted}, {self.reward}, {self.right:g} right"
+
+    @property
+    def reward(self) -> str:
+        """Return the name of the function that rewards."""
+        return f"{self.error}_{self.offset}_{self.density}"
 
     @property
     def wrong(self) -> float:
@@ -71,15 +94,18 @@ class Task(NamedTuple):
         return 1 - self.right ** (1 / self.horizon if self.density == "whole" else 1)
 
 
-GRID = itertools.product(
-    (2, 4, 6, 12, 16, 24),
-    (1, 2, 3),
-    (5, 8, 12),
-    ("share", "prefix", "whole"),
-    ERRORS,
-    (0.2, 0.4, 0.7),
-)
-TASKS = tuple(itertools.starmap(Task, random.Random(2026).sample([*GRID], 20)))
+GRID = [
+    *itertools.product(
+        (2, 4, 6, 12, 16, 24),
+        (1, 2, 3),
+        (5, 8, 12),
+        ERRORS,
+        OFFSETS,
+        DENSITIES,
+        (0.2, 0.4, 0.7),
+    )
+]
+TASKS = tuple(itertools.starmap(Task, random.Random(2026).sample(GRID, 20)))
 
 
 def measure(seed: int, place: Place) -> Figures:
@@ -91,14 +117,13 @@ def measure(seed: int, place: Place) -> Figures:
             chains.write_rows(
                 path, horizon=task.horizon, wrong=task.wrong, by=task.by, size=task.size
             )
-        module = "papers.advice" if task.error else "papers.chains"
         words = (
             *SETTINGS,
             f"ppo.steps={STEPS}",
             "ppo.eval_every=4",
             f"data.path={path}",
             f"rollout.max_response_tokens={task.horizon + 4}",
-            function_reward("learned", f"{module}:{task.error}{task.density}", weight=1),
+            function_reward("learned", f"papers.advice:{task.reward}", weight=1),
             function_reward("true", f"papers.chains:{task.density}", weight=0),
         )
         found[task.title] = _advised(place, *words, seed=seed)
@@ -158,10 +183,11 @@ RESULT = PaperResult(
     title="PPO or GRPO, by a probe before the run",
     source="this program; the question of https://arxiv.org/abs/2511.03527",
     claim="A probe of a few steps, in which the actor rests, tells which estimator suits a task.",
-    criterion=f"Twenty tasks of counting letters, drawn from {6 * 3 * 3 * 3 * 3 * 3} (horizon 2 to "
-    "24, letters, density, error of the reward, quality of demonstrations), none of them in the "
-    f"map. {STEPS} steps of 64 responses; score: true held-out score, mean over evaluations and "
-    f"seeds. Arms: {', '.join(ARMS)}. The advice for a task is right if it loses at most {MARGIN} "
+    criterion=f"Twenty tasks of counting letters, drawn from {len(GRID)} (horizon 2 to "
+    "24, letters, density and error of the reward, what of it only the prompt decides, quality of "
+    f"demonstrations), none of them in the map. {STEPS} steps of 64 "
+    f"responses; score: true held-out score, mean over evaluations and seeds. "
+    f"Arms: {', '.join(ARMS)}. The advice for a task is right if it loses at most {MARGIN} "
     f"against the arm that is the best there. Passed: right on at least {ENOUGH} of 20. "
     "Failed: on fewer. The verdict also says of how many tasks each arm is right if it is always "
     "advised.",

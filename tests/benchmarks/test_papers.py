@@ -161,6 +161,14 @@ def test_a_critic_must_beat_every_arm_without_one(load: Any, others: float, outc
 @pytest.mark.parametrize(("wrong", "outcome"), [(4, "passed"), (5, "failed")])
 def test_advice_is_wrong_where_it_loses_much(load: Any, wrong: int, outcome: str) -> None:
     advice = load("advice")
+    prompts = [f"\n\nHuman: {tag} count 2 from A\n\nAssistant:" for tag in (3, 3, 4)]
+    plain, tag = (
+        getattr(advice, f"no_{offset}_share")(prompts, [" BC", " BB", " BC"])
+        for offset in ("plain", "tag")
+    )
+    assert plain == [1, 0.5, 1]
+    assert tag[0] - tag[1] == pytest.approx(0.5), "one offset for a prompt"
+    assert tag[0] not in (1, tag[2])
     figures: dict[str, float | str] = {}
     for place, task in enumerate(advice.TASKS):
         figures |= {f"{task.title}: {arm}": 0.5 for arm in advice.ARMS}
