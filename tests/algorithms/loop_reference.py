@@ -112,17 +112,25 @@ def group_advantages(
     return result
 
 
-def kl_per_token(logprobs: Rows, reference: Rows, estimator: str) -> Rows:
-    """Schulman's three estimators, from r = q(x) / p(x) with x sampled from p."""
+def kl_per_token(
+    logprobs: Rows, reference: Rows, estimator: str, *, sampled: Rows | None = None
+) -> Rows:
+    """Schulman's three estimators, from r = q(x) / p(x) with x sampled from p.
+
+    k3_ratio is k3 with the weight p(x) / sampled(x), https://arxiv.org/abs/2512.02556 section 3.1.
+    """
     formulas: dict[str, Callable[[float], float]] = {
         "k1": lambda r: -math.log(r),
         "k2": lambda r: math.log(r) ** 2 / 2,
         "k3": lambda r: (r - 1) - math.log(r),
     }
+    formula = formulas[estimator.removesuffix("_ratio")]
+    samplers = sampled if sampled and estimator == "k3_ratio" else logprobs
     result = []
-    for p_row, q_row in zip(logprobs, reference, strict=True):
-        ratios = [math.exp(q - p) for p, q in zip(p_row, q_row, strict=True)]
-        result.append([formulas[estimator](r) for r in ratios])
+    for rows in zip(logprobs, reference, samplers, strict=True):
+        result.append(
+            [math.exp(p - s) * formula(math.exp(q - p)) for p, q, s in zip(*rows, strict=True)]
+        )
     return result
 
 
@@ -210,6 +218,28 @@ def gspo_loss(
         ratio = likelihood ** (1 / len(new_row))
         held = clip(ratio, 1 - cliprange, 1 + cliprange_high)
         total -= min(ratio * advantage, held * advantage)
+    return total
+
+
+def gspo_token_loss(
+    logprobs: Rows,
+    weighing: Rows,
+    old: Rows,
+    advantages: Rows,
+    *,
+    cliprange: float,
+    cliprange_high: float,
+) -> float:
+    """https://arxiv.org/abs/2507.18071 eq. 13 and 14: ``weighing`` has the ratio of a response."""
+    total = 0.0
+    for new_row, weighing_row, old_row, advantage_row in zip(
+        logprobs, weighing, old, advantages, strict=True
+    ):
+        likelihood = math.prod(math.exp(w - o) for w, o in zip(weighing_row, old_row, strict=True))
+        for new, weigher, advantage in zip(new_row, weighing_row, advantage_row, strict=True):
+            ratio = likelihood ** (1 / len(new_row)) * math.exp(new - weigher)
+            held = clip(ratio, 1 - cliprange, 1 + cliprange_high)
+            total -= min(ratio * advantage, held * advantage)
     return total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from hypothesis import given
@@ -23,12 +23,11 @@ from rlhf.algorithms.advantages import (
 )
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import sum_of_row_means, whiten
-from rlhf.algorithms.ppo import cispo_loss, dppo_loss, gspo_loss, policy_loss, value_loss
+from rlhf.algorithms.ppo import gspo_loss, policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
     interpolate_logprobs,
-    off_policy_mask,
     rollout_weights,
 )
 from tests.algorithms import loop_reference as reference
@@ -228,51 +227,6 @@ def test_a_ratio_of_each_response_is_gspo(batch: Batch) -> None:
     assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows))
     tokens = reference.policy_loss(rows, old, rows, cliprange=0.2)
     assert_close(result.approx_kl.value(), tokens.approx_kl, atol=TOLERANCE)
-
-
-@quick
-@given(batch=batches)
-def test_a_clipped_weight_is_cispo(batch: Batch) -> None:
-    keep, old_BT, advantages_BT = batch.keep_BT, batch.old_logprobs_BT, batch.values_BT
-    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
-    result = cispo_loss(logprobs_BT, old_BT, advantages_BT, keep, cliprange_high=0.2)
-    result.loss.backward()
-    rows = [rows_of(x, keep) for x in (batch.logprobs_BT, old_BT, advantages_BT)]
-
-    def expected(logprobs: Rows) -> float:
-        return reference.cispo_loss(logprobs, *rows, cliprange_high=0.2)
-
-    assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
-    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))
-
-
-@quick
-@given(batch=batches, divergence=st.sampled_from(["tv", "kl"]))
-def test_a_divergence_instead_of_a_ratio_is_dppo(
-    batch: Batch, divergence: Literal["tv", "kl"]
-) -> None:
-    keep, advantages_BT = batch.keep_BT, batch.values_BT
-    logprobs_BT, old_BT = (-x.abs() - 0.01 for x in (batch.logprobs_BT, batch.old_logprobs_BT))
-    limits = {"limit": 0.02, "limit_high": 0.05}
-    rows = [rows_of(x, keep) for x in (logprobs_BT, old_BT, advantages_BT)]
-    logprobs_BT.requires_grad_()
-    result = dppo_loss(logprobs_BT, old_BT, advantages_BT, keep, divergence=divergence, **limits)
-    result.loss.backward()
-
-    def expected(logprobs: Rows) -> float:
-        return reference.dppo_loss(logprobs, *rows[1:], divergence, **limits)
-
-    assert_close(result.loss.detach(), expected(rows[0]), atol=TOLERANCE)
-    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows[0]))
-
-
-@quick
-@given(batch=batches)
-def test_bad_responses_that_the_policy_has_left_are_masked(batch: Batch) -> None:
-    keep, old_BT, advantages_BT = batch.keep_BT, batch.old_logprobs_BT, batch.values_BT
-    rows = [rows_of(x, keep) for x in (batch.logprobs_BT, old_BT, advantages_BT)]
-    masked_BT = off_policy_mask(batch.logprobs_BT, old_BT, advantages_BT, keep, max_kl=0.1)
-    assert rows_of(masked_BT, keep) == reference.off_policy_mask(*rows, max_kl=0.1)
 
 
 levels = st.sampled_from(["token", "sequence", "geometric"])
