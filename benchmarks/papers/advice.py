@@ -25,15 +25,14 @@ STEPS, FIRST = 16, 4  # FIRST: steps of them in which only the critic learns
 ENOUGH, MARGIN = 16, 0.02  # tasks of which the advice is right; what it may lose against the best
 ARMS = {
     "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp",),
-    "RLOO 4": ("ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=4"),
+    "RLOO 8": ("ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=8"),
     "GRPO 16": ("ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=16"),
     "PPO": ("ppo.lam=0.95",),
     "PPO, critic first": ("ppo.lam=0.95", "ppo.lam_critic=1", f"ppo.actor_freeze_steps={FIRST}"),
 }
 BY_ESTIMATOR = {
     "reinforce_pp": "REINFORCE++",
-    "rloo": "RLOO 4",
-    "grpo": "GRPO 16",
+    "rloo": "RLOO 8",
     "gae": "PPO",
     "critic first": "PPO, critic first",
 }

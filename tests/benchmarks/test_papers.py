@@ -172,7 +172,7 @@ def test_advice_is_wrong_where_it_loses_much(load: Any, wrong: int, outcome: str
     figures: dict[str, float | str] = {}
     for place, task in enumerate(advice.TASKS):
         figures |= {f"{task.title}: {arm}": 0.5 for arm in advice.ARMS}
-        figures |= {f"{task.title}: RLOO 4": 0.53, f"{task.title}: PPO": 0.515}
+        figures |= {f"{task.title}: RLOO 8": 0.53, f"{task.title}: PPO": 0.515}
         figures[task.title] = "GRPO 16" if place < wrong else "PPO"
     assert outcomes(advice, figures, figures) == outcome
     assert outcomes(advice, {task.title: "PPO" for task in advice.TASKS[:3]}) == "cannot be told"

@@ -63,6 +63,7 @@ RUN_ELSEWHERE = {
     "python -m rlhf.chat MODEL_FOLDER": "tests/chat/test_lone_model.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
+    "python -m rlhf.advise experiment=gold_ppo": "tests/test_advise.py",
     "python -m rlhf.gradients experiment=grpo": "tests/gradients/test_gradients.py",
     "python -m rlhf.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo": (
         "tests/gradients/test_gradients.py"

@@ -22,6 +22,7 @@ CORE = {"base", "config", "algorithms", "data", "models", "engine", "rollout", "
 CORE |= {"run", "phases", "runtime"}
 OPTIONS = {"options"}
 INSTRUMENTS = {
+    "advise",
     "chat",
     "compare",
     "evaluate",
@@ -36,7 +37,7 @@ INSTRUMENTS = {
     "runs",
     "watch",
 }
-MOST_ROOMS = 25  # folders and files that a reader of rlhf/ meets first
+MOST_ROOMS = 26  # folders and files that a reader of rlhf/ meets first
 
 # What each room may import of the others. Rooms from data to run do not import one another.
 SHARED = {"base", "config", "options"}
@@ -60,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": CORE | OPTIONS | {"runs"},
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},
+    "advise": SHARED | {"run", "runtime"},
     "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
     "gradients": CORE | OPTIONS | {"jobs"},
     "launch": SHARED | {"jobs", "report", "runtime"},

@@ -1,0 +1,188 @@
+"""Probe a configuration for a few steps, and say which advantage estimator suits its task.
+
+    python -m rlhf.advise [KEY=VALUE ...]
+
+KEY=VALUE are those of launch.py. The probe is a run of this configuration in which the actor rests
+and only the critic learns, with groups of four responses to a prompt. The advice is the estimator
+whose gradient has the least noise. docs/algorithms.md says how often it was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code, wait_for_exit
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.stored_files import LINE, METRICS, read_json_lines
+from rlhf.config.choices import AdvantageEstimator
+from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
+from rlhf.run.console import build_console
+from rlhf.runtime.launch_mode import LAUNCHER
+
+STEPS, GROUP = 8, 4
+GROUPS = (4, 8, 16, 32)  # numbers of responses to a prompt to advise
+CRITIC_GAIN = 0.8  # a critic costs memory and time: its noise must be below this share of the best
+LEARNED = 0.9  # share of what it explains at the end at which a critic has warmed up
+
+PROBE = {
+    "ppo.advantage_estimator": "gae",
+    "ppo.responses_per_prompt": GROUP,
+    "ppo.lam_critic": 1,
+    "ppo.log_rollouts_every": 1,
+    "ppo.eval_every": 0,
+    "ppo.eval_prompts": 2,
+    "reuse.phases": "always",
+}
+EXPLAINED = "ppo/explained_variance"
+
+
+class Probe(NamedTuple):
+    """What rollouts of a resting actor show of a task."""
+
+    batch: int
+    """Responses of a step."""
+    responses: int
+    score_mean: float
+    score_deviation: float
+    within: float
+    """Share of the variance of scores that lies between responses to the same prompt."""
+    equal_groups: float
+    """Share of prompts whose responses all have the same score."""
+    tokens: float
+    """Mean length of a response."""
+    explained: Sequence[float]
+    """Share of the variance of returns that the critic explains in rollouts, after 0, 1, ... steps
+    of learning."""
+
+    @classmethod
+    def of(cls, rollouts: Iterable[Mapping[str, Any]], explained: Sequence[float]) -> Probe:
+        """Return the measures of logged responses.
+
+        Raises:
+            CheckpointError: if no prompt has several responses.
+            ConfigError: if all scores are equal.
+        """
+        groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+        tokens = []
+        for line in rollouts:
+            groups[line["step"], line["prompt"]].append(line["score"])
+            tokens.append(line["tokens"])
+        compared = [scores for scores in groups.values() if len(scores) > 1]
+        if not compared:
+            raise CheckpointError(f"{ROLLOUTS}: no prompt has two responses, so none are compared")
+        scores = [score for each in groups.values() for score in each]
+        if not (variance := statistics.variance(scores)):
+            raise ConfigError(
+                f"rewards: all {len(scores)} responses have the score {scores[0]:g}, from which no "
+                "estimator can learn; use another reward, or a policy that sometimes succeeds"
+            )
+        return cls(
+            batch=len(scores) // len({step for step, _ in groups}),
+            responses=len(scores),
+            score_mean=statistics.fmean(scores),
+            score_deviation=variance**0.5,
+            within=statistics.fmean(map(statistics.variance, compared)) / variance,
+            equal_groups=statistics.fmean(len(set(each)) == 1 for each in compared),
+            tokens=statistics.fmean(tokens),
+            explained=explained,
+        )
+
+    @property
+    def group(self) -> int:
+        """Return the number of responses to a prompt that gives a comparison the least noise."""
+        return min(GROUPS, key=lambda k: self._noise(k / (k - 1), group=k))
+
+    @property
+    def noises(self) -> dict[AdvantageEstimator, float]:
+        """Return the noise of each estimator's gradient, relative to the variance of scores.
+
+        The variances of the advantages are those around the mean of a batch, around the mean of
+        the other k - 1 responses to the prompt, whose own error adds 1 / (k - 1), and around the
+        critic, with lambda 1. Few prompts add a noise of their own.
+        """
+        others = self.within * self.group / (self.group - 1)
+        critic = 1 - statistics.fmean(self.explained[-2:])
+        return {
+            AdvantageEstimator.reinforce_pp: self._noise(1.0, group=1),
+            AdvantageEstimator.rloo: self._noise(others, group=self.group),
+            AdvantageEstimator.gae: self._noise(critic, group=1),
+        }
+
+    def _noise(self, variance: float, *, group: int) -> float:
+        return variance * (1 + group / self.batch)
+
+    @property
+    def estimator(self) -> AdvantageEstimator:
+        """Return the estimator with the least noise; a critic must be clearly the best."""
+        noises = self.noises
+        critic = noises.pop(AdvantageEstimator.gae)
+        best = min(noises, key=lambda each: noises[each])
+        return AdvantageEstimator.gae if critic < CRITIC_GAIN * noises[best] else best
+
+    @property
+    def overrides(self) -> dict[str, str | int]:
+        """Return the keys to set, with the values that the probe speaks for."""
+        compares = self.estimator is AdvantageEstimator.rloo
+        chosen: dict[str, str | int] = {
+            "ppo.advantage_estimator": str(self.estimator),
+            "ppo.responses_per_prompt": self.group if compares else 1,
+        }
+        if self.estimator is AdvantageEstimator.gae:
+            chosen["ppo.actor_freeze_steps"] = self.warm_up
+        return chosen
+
+    @property
+    def warm_up(self) -> int:
+        """Return the steps after which the critic explained nearly as much as at the end."""
+        enough = LEARNED * max(self.explained[-1], 0.0)
+        return next(step for step, share in enumerate(self.explained) if share >= enough)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Probe the configuration that the command names, print the advice; return the exit code."""
+    parser = build_command_parser("rlhf.advise", __doc__, has_json=True)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--steps", type=int, default=STEPS, help="in which only the critic learns")
+    options = parser.parse_intermixed_args(arguments)
+    if options.steps < 2:  # noqa: PLR2004
+        parser.error(f"--steps {options.steps}: must be 2 or more")
+    return run_to_exit_code(lambda: _advise(options), as_json=options.json)
+
+
+def _advise(options: argparse.Namespace) -> Result | int:
+    probing = PROBE | {"ppo.steps": options.steps + 1, "ppo.actor_freeze_steps": options.steps}
+    with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
+        run_dir = Path(folder) / "run"
+        overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
+        command = [sys.executable, str(LAUNCHER), *options.words, *overrides]
+        if code := wait_for_exit(subprocess.Popen(command)):
+            return code  # launch.py has said why
+        metrics = read_json_lines(run_dir / "metrics.jsonl", METRICS)
+        explained = [line[EXPLAINED] for line in metrics if EXPLAINED in line]
+        probe = Probe.of(read_json_lines(run_dir / ROLLOUTS, LINE), explained)
+    if not options.json:
+        words = " ".join(f"{key}={value}" for key, value in probe.overrides.items())
+        noises = ", ".join(f"{name} {noise:.2f}" for name, noise in probe.noises.items())
+        build_console(is_main=True, log_every=1).say(
+            f"{probe.responses} responses of the resting policy: score {probe.score_mean:.3f} "
+            f"± {probe.score_deviation:.3f}, {probe.tokens:.1f} tokens\n"
+            f"{probe.within:.0%} of the variance of scores lies between responses to the same "
+            f"prompt; {probe.equal_groups:.0%} of groups of {GROUP} have equal scores\n"
+            f"the critic explains {probe.explained[-1]:.0%} of the variance of returns after "
+            f"{options.steps} steps\n"
+            f"noise of the gradient, in variances of the scores: {noises}\n"
+            f"advice: {words}"
+        )
+    return Result({"probe": probe._asdict(), "noises": probe.noises, "overrides": probe.overrides})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
