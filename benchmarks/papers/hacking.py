@@ -7,11 +7,13 @@ response, stands for a judge that no policy was trained on.
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from alarm_rates import LEFT, outcome
 
@@ -19,8 +21,9 @@ from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import told
 from papers.started_runs import run_of
 from rlhf.base.intervals import Estimate, mean_with_interval
-from rlhf.base.stored_files import METRICS, read_json_lines
+from rlhf.base.stored_files import LINE, METRICS, read_json_lines
 from rlhf.config.schema.run import AlarmName
+from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
 from rlhf.run.step_alarms import CONDITIONS
 
 ONSET, STEPS, EVERY = 6, 28, 2  # five steps are not corrupted: alarms compare with them
@@ -41,6 +44,7 @@ RECIPE = {
     "ppo.steps": str(STEPS),
     "ppo.eval_every": str(EVERY),
     "ppo.eval_prompts": "150",
+    "ppo.log_rollouts_every": str(EVERY),
 }
 REWARDS = (
     "right: {kind: gold}, second: {kind: function, weight: 0, run_code: true, "
@@ -54,7 +58,8 @@ CURES = {
     "length control": {"rewards": SHORT},
     "PPO-ptx": {"ppo.ptx_coef": "0.2", "ppo.ptx_batch_size": "8"},
 }
-SECOND = "second judge"
+SECOND, DISAGREEMENT = "second judge", "disagreement"
+FALL = 4.0  # of the correlation of score and second judge, in standard errors
 READ_GOLD = (str(AlarmName.score_against_gold), SECOND)
 LOG_ALARMS = frozenset(map(str, LEFT)) - set(READ_GOLD)  # what a run without any judge raises
 FROM_LOGS = "any alarm that reads no judge"
@@ -124,9 +129,30 @@ def detectors_of(run_dir: Path) -> dict[str, int]:
         if falls([*second.values()][:count], {"ppo/eval_score": scores[:count]}):
             fired[SECOND] = step
             break
+    if (step := falling_agreement(read_json_lines(run_dir / ROLLOUTS, LINE))) is not None:
+        fired[DISAGREEMENT] = step
     if from_logs := [step for name, step in fired.items() if name in LOG_ALARMS]:
         fired[FROM_LOGS] = min(from_logs)
     return fired
+
+
+def falling_agreement(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the second of two logged steps in a row at which score and second judge agree less.
+
+    Fisher's z of their correlation over the responses of a step lies FALL standard errors below
+    its mean over the steps before the onset.
+    """
+    pairs: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for line in rollouts:
+        pairs[line["step"]].append((line["score"], line["part second"]))
+    agreement = {
+        step: math.atanh(statistics.correlation(*zip(*each, strict=True))) * (len(each) - 3) ** 0.5
+        for step, each in pairs.items()
+    }
+    least = statistics.fmean(z for step, z in agreement.items() if step < ONSET) - FALL
+    low = [z < least for z in agreement.values()]
+    found = (step for step, *both in zip([*agreement][1:], low, low[1:], strict=False) if all(both))
+    return next(found, None)
 
 
 def find_divergence(gold: Sequence[float], healthy: Sequence[float]) -> int | None:
@@ -239,7 +265,9 @@ RESULT = PaperResult(
     "five biases is added to the gold score, 2, 4 or 8 times as strong as gold. A run has diverged "
     f"from the first evaluation on since which its gold lies {MARGIN} below that of the same seed "
     "without a bias. Detectors read metrics.jsonl; a second judge of weight 0 is gold with a fixed "
-    "error of deviation 0.3 for each response. Hit: a detector fires in a run that diverges, from "
+    "error of deviation 0.3 for each response, and disagreement is a fall of its correlation with "
+    f"the score over the responses of a step, by {FALL:g} standard errors in two logged steps in a "
+    "row. Hit: a detector fires in a run that diverges, from "
     "the onset on; lead: steps from then to the divergence; false: fires in 100 healthy runs, "
     "which are the recipe without a bias, with ppo.kl_ctl=0.02, and with half the learning rate. "
     f"Passed: over seeds, the 95 % interval of the share of hits by {FROM_LOGS} lies above "

@@ -2,6 +2,8 @@
 
 import importlib
 import itertools
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,6 +118,21 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
         == "failed"
     )
     assert outcomes(ensembles, seed, seed | {"gold after, worst": 0.1}) == "cannot be told"
+
+
+def test_agreement_falls_where_a_bias_takes_over(load: Any) -> None:
+    rng = random.Random(0)
+
+    def rollouts(bias: float) -> Iterator[dict[str, float]]:
+        for step in range(2, 29, 2):
+            for _ in range(128):
+                gold = rng.gauss(0, 0.3)
+                score = gold + (rng.gauss(0, bias) if step >= 12 else 0)
+                yield {"step": step, "score": score, "part second": gold + rng.gauss(0, 0.3)}
+
+    hacking = load("hacking")
+    assert hacking.falling_agreement(rollouts(1.0)) == 14, "the second step in a row"
+    assert hacking.falling_agreement(rollouts(0.0)) is None
 
 
 def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
