@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from rlhf.models.language_model import LanguageModel, Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
-    from rlhf.phases.dpo import DpoTrainer
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.ppo.models import PpoModels
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -508,8 +507,8 @@ class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
     A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    average, distillation, ensembles, fused_layers, hybrid_engine, kto, lora, sequence_parallel
-    and trunk.
+    average, distillation, ensembles, fused_layers, hybrid_engine, lora, sequence_parallel and
+    trunk.
     """
 
     def extend_model(
@@ -550,9 +549,6 @@ class ModelsSeam(Protocol):
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
         """Return the reward model's trainer, which takes ``steps`` and then the option's steps."""
-
-    def build_dpo_trainer(self, context: RunContext, total_steps: int) -> DpoTrainer:
-        """Return the trainer of the dpo phase."""
 
     def build_sft_module(
         self, config: RunConfig, model: PreTrainedModel, ranks: Ranks

@@ -105,8 +105,7 @@ def build_batch_plan(
 
 def unpaired_feedback(config: RunConfig, phase: Phase) -> Unpaired | None:
     """Return the feedback on single responses that a phase learns from; None: from none."""
-    found: Unpaired | None = getattr(getattr(config, phase.value), "unpaired", None)
-    return found
+    return config.reward.unpaired if phase is Phase.reward else None
 
 
 def sequences_per_example(config: RunConfig, phase: Phase) -> int:

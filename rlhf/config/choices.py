@@ -81,6 +81,9 @@ TrainOn = StrEnum("TrainOn", "all last")
 RewardLossName = StrEnum("RewardLossName", "end from_divergence classification regression")
 """Losses of the reward model: on end scores, on all differing tokens, on marks, on given scores."""
 
+PreferenceLossName = StrEnum("PreferenceLossName", "sigmoid ipo")
+"""Losses of the dpo phase."""
+
 Unpaired = StrEnum("Unpaired", "marks scores")
 """Feedback on single responses: marks (good or bad), or scores."""
 

@@ -20,7 +20,6 @@ from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import RawDataset, Record
 from rlhf.data.stored import Numbers, facts_of, join, number_groups, take
-from rlhf.options import UNPAIRED_LOSSES
 
 Bin = int  # 2 * index of the phase, and 1 more if held out
 BINS: Sequence[Bin] = range(2 * len(SPLIT_PHASES))
@@ -187,10 +186,12 @@ def check_usable_examples(
             if phase in unpaired and any(record.grade is not None for record in records):
                 continue
             if not any(_is_usable(record, phase) for record in records):
-                if phase in UNPAIRED_LOSSES and any(r.grade is not None for r in records):
+                is_graded = any(record.grade is not None for record in records)
+                if phase.phase_in_split is Phase.reward and is_graded:
                     raise DataError(
                         f"data: the {phase} phase learns from pairs of responses, and its examples "
-                        f"are single responses with a grade. Use {UNPAIRED_LOSSES[phase]}."
+                        "are single responses with a grade. A reward model learns from marks with "
+                        "reward.loss=classification, and from scores with reward.loss=regression."
                     )
                 needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
                 everything = [r for each in parts.values() for r in (*each.train, *each.eval)]

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.choices import Phase, RewardKind, Unpaired
+from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
 from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, always_affects
 from rlhf.config.schema.ppo import PpoKeys
 from rlhf.config.schema.rollout import RolloutKeys
-from rlhf.config.schema.supervised import DpoKeys, RewardKeys
+from rlhf.config.schema.supervised import RewardKeys
 from rlhf.config.schema.zero import ZeroKeys
 from rlhf.options.ahead.keys import AheadKeys
 from rlhf.options.average.keys import AverageKeys, AverageOffloadKeys
@@ -42,7 +42,6 @@ from rlhf.options.fused_layers.keys import FusedLayers, FusedLayersGroup
 from rlhf.options.gdpo.keys import GdpoKeys
 from rlhf.options.hybrid_engine.keys import HybridEngineKeys
 from rlhf.options.judges.keys import JudgeKeys
-from rlhf.options.kto.keys import KtoKeys
 from rlhf.options.lora.keys import FrozenWeightKeys, LoraGroup
 from rlhf.options.moving_reference.keys import MovingReferenceKeys
 from rlhf.options.phase_store.keys import ReuseGroup
@@ -104,7 +103,6 @@ OPTIONS = (
         "biases",
         lambda config: any(part.kind is RewardKind.bias for part in config.rewards.values()),
     ),
-    Option("kto", lambda config: config.dpo.loss is PreferenceLossName.kto),
     Option("sequence_parallel", lambda config: config.zero.sequence_parallel_size > 1),
     Option("hybrid_engine", lambda config: config.rollout.backend == "hybrid_engine"),
     Option("vllm", lambda config: config.rollout.backend == "vllm_server"),
@@ -170,35 +168,6 @@ class PpoConfig(
 @dataclass(kw_only=True)
 class RewardConfig(EnsembleKeys, RewardKeys):
     """Settings of the phase that trains the reward model."""
-
-
-class PreferenceLossName(StrEnum):
-    """Losses of the dpo phase: on pairs (sigmoid, ipo), or on marks of single responses (kto)."""
-
-    sigmoid = "sigmoid"
-    ipo = "ipo"
-    kto = "kto"
-
-
-@dataclass(kw_only=True)
-class DpoConfig(KtoKeys, DpoKeys):
-    """Settings of the phase that trains the policy on preferences without a reward model."""
-
-    loss: PreferenceLossName
-    """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair;
-    kto: the loss of marks of single responses."""
-
-    @property
-    def unpaired(self) -> Unpaired | None:
-        """Return the feedback on single responses that the loss reads; None: it reads pairs."""
-        return Unpaired.marks if self.loss is PreferenceLossName.kto else None
-
-
-# For each phase that learns from pairs, the overrides with which it learns from single responses.
-UNPAIRED_LOSSES = {
-    Phase.reward: "reward.loss=classification for marks, or reward.loss=regression for scores",
-    Phase.dpo: "dpo.loss=kto, which learns from marks",
-}
 
 
 @dataclass(kw_only=True)

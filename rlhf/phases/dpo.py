@@ -27,7 +27,6 @@ from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import require_enough_positions
 from rlhf.models.language_model import kept_token_logprobs
-from rlhf.options import hooks_of
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
@@ -53,7 +52,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     data = phase_tokens(context, Phase.dpo)
     held_out = HeldOutPrompts.from_phase(context, phase_of_dpo_prompts(context.parts))
     total_steps = num_phase_steps(context.config, Phase.dpo, examples=len(data.train))
-    trainer = _build_trainer(context, total_steps)
+    trainer = DpoTrainer(context, total_steps=total_steps)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
     if not checkpoints.is_resumed:
         checkpoints.results = _evaluate_answers(context, trainer, held_out, "before")
@@ -91,13 +90,6 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     }
 
 
-def _build_trainer(context: RunContext, total_steps: int) -> DpoTrainer:
-    for build in hooks_of("models", "build_dpo_trainer", context.config):
-        trainer: DpoTrainer = build(context, total_steps)
-        return trainer
-    return DpoTrainer(context, total_steps=total_steps)
-
-
 def _evaluate_answers(
     context: RunContext, trainer: DpoTrainer, held_out: HeldOutPrompts, when: str
 ) -> dict[str, Any]:
@@ -110,12 +102,7 @@ def _evaluate_answers(
 
 
 class DpoTrainer:
-    """A trainer that updates the policy by DPO, one optimizer step on pairs per call.
-
-    An option's subclass may learn from other examples, which ``unit`` names in metrics.
-    """
-
-    unit = "pairs"
+    """A trainer that updates the policy by DPO, one optimizer step on pairs per call."""
 
     def __init__(self, context: RunContext, *, total_steps: int) -> None:
         config, tokenizer = context.config, context.tokenizer
@@ -164,16 +151,12 @@ class DpoTrainer:
         rows = {name: [values[row] for row in mine] for name, values in rows.items()}
 
         def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
-            return ((loss / count, found) for loss, found in self.losses(rows))
+            result = self._compute_loss(rows)
+            yield result.loss / count, loss_metrics(Phase.dpo, result)
 
         parts = split_table_rows(rows, micro)
         _, values = take_optimizer_steps(context, Phase.dpo, [self.policy], parts, compute_losses)
-        return values | {f"dpo/{self.unit}_per_second": count / (time.monotonic() - started)}
-
-    def losses(self, rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
-        """Yield the loss, a sum over ``rows``, and metrics."""
-        result = self._compute_loss(rows)
-        yield result.loss, loss_metrics(Phase.dpo, result)
+        return values | {"dpo/pairs_per_second": count / (time.monotonic() - started)}
 
     def measure(self, examples: Any) -> tuple[dict[str, float], dict[str, Any]]:
         """Return metrics of the held-out ``examples`` to log, and entries of result.json."""

@@ -32,7 +32,7 @@ from rlhf.base.types import PreferenceBatch
 from rlhf.config.batches import batch_plans
 from rlhf.config.choices import Phase, RewardLossName, Unpaired
 from rlhf.config.roles import Role
-from rlhf.data.collate import PairStep, divide_pairs_into_steps
+from rlhf.data.collate import PairStep, collate_sequences, divide_pairs_into_steps
 from rlhf.data.encoding import Encoder
 from rlhf.data.pair_numbers import PairColumn, read_pair_groups
 from rlhf.data.records import Record
@@ -51,7 +51,6 @@ from rlhf.phases.shared.policies import reward_model_source
 from rlhf.phases.shared.supervised import (
     Rows,
     collate_pair_rows,
-    collate_response_rows,
     held_out_values,
     measure_held_out,
     run_supervised,
@@ -384,8 +383,13 @@ class ResponseTrainer(RewardTrainer):
 
     def _score(self, rows: Rows) -> Tensor:
         """Return the end scores (B,) of the responses ``rows``."""
-        max_tokens = self.context.config.reward.max_tokens
-        batch = collate_response_rows(self.context, rows, max_tokens=max_tokens)
+        batch = collate_sequences(
+            rows["ids"],
+            rows["prompt_tokens"],
+            pad_id=self.context.tokenizer.pad_token_id,
+            device=self.context.ranks.device,
+            max_width=self.context.config.reward.max_tokens,
+        )
         (values_BS,) = self.token_values(batch.ids_BS, trains=True)
         return end_scores(values_BS, batch.attend_BS)
 

@@ -176,6 +176,7 @@ def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
         ("load_in_4bit=true", "not supported"),
         ("use_vllm=true", "rollout=vllm_server"),
         ("resume=true", "resume=auto"),
+        ("experiment=kto", "reward.loss=classification"),
         ("wandb=true", "tracking=wandb"),
     ],
 )

@@ -21,9 +21,8 @@ ON_GPUS = {"rollout/accelerated_layers"}
 MEASURES = ("error", "bias", "explained_variance", "slope", "ranking")
 OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure in MEASURES)}
 
-# Logged by losses of single responses (tests/phases/test_fixed_examples.py, tests/options/kto).
-OF_SINGLE_RESPONSES = {f"{phase}/responses_per_second" for phase in ("reward", "dpo")}
-OF_SINGLE_RESPONSES |= {"dpo/reference_point"}
+# Logged by losses of single responses (tests/phases/test_fixed_examples.py).
+OF_SINGLE_RESPONSES = {"reward/responses_per_second"}
 
 
 def names(run_dir: Path) -> set[str]:

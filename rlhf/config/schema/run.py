@@ -25,11 +25,10 @@ from rlhf.config.schema.keys import (
 )
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
-from rlhf.config.schema.supervised import SftConfig
+from rlhf.config.schema.supervised import DpoConfig, SftConfig
 from rlhf.options import (
     CheckpointConfig,
     DataConfig,
-    DpoConfig,
     OptionGroups,
     PpoConfig,
     RewardConfig,

@@ -10,6 +10,7 @@ from rlhf.config.choices import (
     LossOn,
     LrSchedule,
     Phase,
+    PreferenceLossName,
     RewardLossName,
     Source,
     TrainOn,
@@ -187,9 +188,11 @@ def check_reward(config: RunConfig) -> None:
 
 
 @dataclass(kw_only=True)
-class DpoKeys(PairsConfig):
+class DpoConfig(PairsConfig):
     """Keys for direct preference optimisation, instead of reward model training and PPO."""
 
+    loss: PreferenceLossName
+    """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""
     beta: float = key(ABOVE_0)
     """Strength of the pull to the reference; the implicit reward is beta * log(pi / pi_ref)."""
     eval_prompts: int = key(ABOVE_0)

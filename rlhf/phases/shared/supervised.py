@@ -14,17 +14,16 @@ from rlhf.base.intervals import mean_of
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import Engine, Model, PreferenceBatch, SequenceBatch
+from rlhf.base.types import Engine, Model, PreferenceBatch
 from rlhf.config.batches import num_data_parallel_ranks, ranks_per_sequence
-from rlhf.config.schema.supervised import SftConfig
+from rlhf.config.schema.supervised import DpoConfig, SftConfig
 from rlhf.data.collate import (
     EvalRows,
     assign_rows_to_ranks,
     collate_pairs,
-    collate_sequences,
     eval_batches,
 )
-from rlhf.options import DpoConfig, RewardConfig
+from rlhf.options import RewardConfig
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import Console
@@ -110,17 +109,6 @@ def collate_pair_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> Pr
     return collate_pairs(
         rows["chosen_ids"],
         rows["rejected_ids"],
-        rows["prompt_tokens"],
-        pad_id=context.tokenizer.pad_token_id,
-        device=context.ranks.device,
-        max_width=max_tokens,
-    )
-
-
-def collate_response_rows(context: RunContext, rows: Rows, *, max_tokens: int) -> SequenceBatch:
-    """Return rows of the tokenised single responses as a batch on this rank's device."""
-    return collate_sequences(
-        rows["ids"],
         rows["prompt_tokens"],
         pad_id=context.tokenizer.pad_token_id,
         device=context.ranks.device,
