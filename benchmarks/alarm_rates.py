@@ -135,9 +135,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "actor learning rate too low": _broken(
         "ppo.actor_lr=1e-9", right=[AlarmName.no_change], seeds=4
     ),
-    "critic learning rate too high": _broken(
-        "ppo.critic_lr=0.1", right=[AlarmName.critic_useless, AlarmName.critic_explodes]
-    ),
+    "critic learning rate too high": _broken("ppo.critic_lr=0.1", right=[AlarmName.critic_useless]),
     "entropy bonus too large": _broken("ppo.entropy_coef=1.0"),
     "five reward models": _healthy(*MEMBERS),
     "five reward models over-optimised": _broken(

@@ -25,8 +25,6 @@ LEAST_EXPLAINED = 0.1  # share of the returns' variance that a useful critic exp
 LEAST_SAMPLES = 0.3  # effective sample size of a rollout, as a share of its tokens
 MORE_DUPLICATES = 0.3  # allowed rise of the share of duplicate responses since the start
 LEAST_ENTROPY = 0.05  # least share of the mean entropy of the first BASE_STEPS steps
-LOSS_GROWTH = 20  # allowed multiple of the critic's loss at the start (at least LEAST_LOSS)
-LEAST_LOSS = 0.01
 MOST_EQUAL_GROUPS = 0.9  # share of the groups
 ROUNDING = 1e-6  # scores that deviate less are equal; relative to their mean if that is above 1
 RISE = 0.25  # a score has risen if it grew by this many standard deviations of the start
@@ -156,9 +154,6 @@ CONDITIONS: Mapping[AlarmName, Condition] = {
         and explained[-1] < LEAST_EXPLAINED
         # Equal returns have no variance that the critic could explain.
         and not _has_equal_scores("ppo/clipped_score", series)
-    ),
-    AlarmName.critic_explodes: _start_condition(
-        lambda last, start: last > LOSS_GROWTH * max(start, LEAST_LOSS)
     ),
     AlarmName.score_against_gold: _is_gold_falling,
     AlarmName.equal_scores: lambda _, series: (

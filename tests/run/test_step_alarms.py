@@ -79,7 +79,6 @@ def test_healthy_run_raises_none() -> None:
         ("equal_scores", {"ppo/score_std": [0.0, 0.0, 1e-7, *[0.4] * 18]}, 2),
         ("equal_groups", {"ppo/equal_group_share": [0.95] * 9}, 2),
         ("blind_updates", {"ppo/clipped_score_std": [0.0, 1e-9, 0.0, 0.0]}, 3),
-        ("critic_explodes", {"ppo/critic_loss": [*[0.1] * 5, 3.0, 3.0, 9.0]}, 7),
         (
             "no_change",
             {

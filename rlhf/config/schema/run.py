@@ -61,7 +61,6 @@ class AlarmName(StrEnum):
     few_end = "few_end"
     duplicates = "duplicates"
     critic_useless = "critic_useless"
-    critic_explodes = "critic_explodes"
     score_against_gold = "score_against_gold"
     fallbacks = "fallbacks"
     equal_scores = "equal_scores"
