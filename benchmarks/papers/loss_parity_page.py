@@ -44,7 +44,7 @@ TAIL = """## Other by default
 
 - TRL's group advantages: they are computed within a method that also samples. TRL adds 1e-4 to the
   standard deviation; here it is 1e-6.
-- Losses without a counterpart here, such as verl's `geo_mean`, `clip_cov` and `k3+`, TRL's `sapo`
+- Losses without a counterpart here, such as verl's `geo_mean`, `kl_cov` and `k3+`, TRL's `sapo`
   and `vespo`, and ratios of turns in AgileRL.
 - How a batch is divided over micro-batches and processes: each function saw a whole batch.
 """

@@ -495,8 +495,8 @@ class CostsSeam(Protocol):
 class HooksSeam(Protocol):
     """``hooks``: takes part in the steps of PPO.
 
-    Used by ahead, average, biases, branches, corrections, environments, gdpo, moving_reference,
-    ptx, resampling and rollout_log.
+    Used by ahead, average, biases, branches, clip_cov, corrections, environments, gdpo,
+    moving_reference, ptx, resampling and rollout_log.
     """
 
     HOOK: type[PpoHook]

@@ -34,6 +34,7 @@ from rlhf.options.ahead.keys import AheadKeys
 from rlhf.options.average.keys import AverageKeys, AverageOffloadKeys
 from rlhf.options.biases.keys import BiasKeys
 from rlhf.options.branches.keys import BranchKeys
+from rlhf.options.clip_cov.keys import ClipCovKeys
 from rlhf.options.corrections.keys import CorrectionKeys
 from rlhf.options.distillation.keys import DistillationKeys
 from rlhf.options.ensembles.keys import EnsembleKeys
@@ -76,6 +77,7 @@ OPTIONS = (
     Option("ahead", lambda config: config.rollout.lag > 0),
     Option("resampling", lambda config: config.ppo.resampling_rounds > 0),
     Option("gdpo", lambda config: config.ppo.gdpo),
+    Option("clip_cov", lambda config: config.ppo.clip_cov_ratio > 0),
     Option(
         "corrections",
         lambda config: (
@@ -158,6 +160,7 @@ class PpoConfig(
     PtxKeys,
     AverageKeys,
     MovingReferenceKeys,
+    ClipCovKeys,
     CorrectionKeys,
     TrunkKeys,
     PpoKeys,
