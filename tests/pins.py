@@ -83,8 +83,6 @@ RUNS = {
         reward.micro_batch_size=4 ppo.micro_batch_size=4""",
     "stage 3, 2 ranks": f"""{ALL} zero=stage3 hardware.ranks_per_node=2
         zero.param_persistence_threshold=0""",
-    "shared sequences, 2 ranks": f"""{SFT} phase=sft zero=stage1 hardware.ranks_per_node=2
-        zero.sequence_parallel_size=2""",
     "stopped and resumed": f"{ALL} ppo.steps=4 checkpoint.stop_after=ppo/2",  # see pin_run
 }
 

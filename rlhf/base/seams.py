@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         TokenModel,
     )
     from rlhf.chat.talker import Talker
-    from rlhf.config.batches import BatchPlan
     from rlhf.config.choices import Dtype, Phase, RewardKind
     from rlhf.config.roles import Role
     from rlhf.config.schema.keys import Unread
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from rlhf.phases.shared.exporting import Export
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
-    from rlhf.plan.time_model import CostModel, Efficiency, ForwardWork
+    from rlhf.plan.time_model import Efficiency
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rewards.rules import ScoreFunction
@@ -446,12 +445,6 @@ class CostsSeam(Protocol):
     def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
         """Return the shares of the peak rates that a GPU reaches with the option."""
 
-    def added_pass_bytes(self, model: ModelUse, *, sequences: int, tokens: int, size: int) -> int:
-        """Return the bytes added to a training pass, summed over ranks that share a sequence."""
-
-    def added_pass_seconds(self, costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
-        """Return the seconds that the option adds to forward passes over ``work``."""
-
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
@@ -507,8 +500,7 @@ class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
     A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    average, distillation, ensembles, fused_layers, hybrid_engine, lora, sequence_parallel and
-    trunk.
+    average, distillation, ensembles, fused_layers, hybrid_engine, lora and trunk.
     """
 
     def extend_model(
@@ -549,16 +541,6 @@ class ModelsSeam(Protocol):
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
         """Return the reward model's trainer, which takes ``steps`` and then the option's steps."""
-
-    def build_sft_module(
-        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks
-    ) -> LanguageModel:
-        """Return the module that SFT trains, which wraps ``model``."""
-
-    def adapt_for_sft(
-        self, config: RunConfig, model: PreTrainedModel, ranks: Ranks, plan: BatchPlan
-    ) -> None:
-        """Change the ``model`` that SFT trains; called after SFT's engine is built."""
 
     def actor_deepspeed_sections(self, config: RunConfig) -> Mapping[str, Any]:
         """Return sections for the actor's DeepSpeed config; any section requires DeepSpeed."""
@@ -637,12 +619,6 @@ class RulesSeam(Protocol):
 
     def max_policy_tokens(self, config: RunConfig) -> int:
         """Return the maximum number of tokens that the policy can write after a prompt."""
-
-    SHARING_KEY: ClassVar[str]
-    """The key that sets the number of ranks that share each row."""
-
-    def ranks_per_sequence(self, config: RunConfig) -> int:
-        """Return the number of ranks that share each sequence."""
 
     def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
         """Return the number of optimizer steps to add to the steps over ``examples`` examples."""

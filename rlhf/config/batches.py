@@ -45,16 +45,6 @@ def num_ranks(config: RunConfig) -> int:
     return config.hardware.nodes * config.hardware.ranks_per_node
 
 
-def num_data_parallel_ranks(config: RunConfig) -> int:
-    """Return the number of ranks that read different data; ranks that share data count once."""
-    return num_ranks(config) // ranks_per_sequence(config)
-
-
-def ranks_per_sequence(config: RunConfig) -> int:
-    """Return the number of ranks that share each sequence; 1 without sequence parallelism."""
-    return math.prod(each(config) for each in hooks_of("rules", "ranks_per_sequence", config))
-
-
 def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> int:
     """Return ``total / part``; if a remainder is left, raise ConfigError with values that work."""
     if total % part == 0:
@@ -83,14 +73,13 @@ def build_batch_plan(
     ranks: int,
     micro_batch_size: int | None,
     cap: int,
-    ranks_key: str = RANKS,
 ) -> BatchPlan:
-    """Return the division of ``batch_size``, the value of ``key``, over ``ranks`` (``ranks_key``).
+    """Return the division of ``batch_size``, the value of ``key``, over ``ranks``.
 
     If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
     and is at most ``cap``.
     """
-    per_rank = divide_exactly(batch_size, ranks, total_key=key, part_key=ranks_key)
+    per_rank = divide_exactly(batch_size, ranks, total_key=key, part_key=RANKS)
     if micro_batch_size is None:
         micro = max(size for size in divisors(per_rank) if size <= cap)
         return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
@@ -117,7 +106,6 @@ def sequences_per_example(config: RunConfig, phase: Phase) -> int:
 def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
     """Return the batch plan of every phase that runs."""
     cap = config.hardware.max_micro_batch_size
-    shares = list(hooks_of("rules", "SHARING_KEY", config))
     plans = {}
     for phase in config.phase.order:
         name = "mini_batch_size" if phase is Phase.ppo else "batch_size"
@@ -125,10 +113,9 @@ def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
         plans[phase] = build_batch_plan(
             getattr(keys, name),
             key=f"{phase}.{name}",
-            ranks=num_data_parallel_ranks(config),
+            ranks=num_ranks(config),
             micro_batch_size=keys.micro_batch_size,
             cap=max(1, cap // sequences_per_example(config, phase)),
-            ranks_key="/".join([RANKS, *shares]),
         )
     return plans
 
@@ -173,7 +160,7 @@ def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> st
 
     PPO keeps its number of mini-batches per rollout if possible. None: no size is small enough.
     """
-    ranks, ppo = num_data_parallel_ranks(config), config.ppo
+    ranks, ppo = num_ranks(config), config.ppo
     if phase is not Phase.ppo:
         size = examples - examples % ranks
         return f"{phase}.batch_size={size}" if size else None

@@ -50,7 +50,6 @@ from rlhf.options.ptx.keys import PtxDataKeys, PtxKeys
 from rlhf.options.replay.keys import DigestKeys
 from rlhf.options.resampling.keys import ResamplingKeys
 from rlhf.options.rollout_log.keys import RolloutLogKeys
-from rlhf.options.sequence_parallel.keys import SequenceParallelKeys
 from rlhf.options.trunk.keys import TrunkKeys
 from rlhf.options.vllm.keys import ServerKeys
 
@@ -105,7 +104,6 @@ OPTIONS = (
         "biases",
         lambda config: any(part.kind is RewardKind.bias for part in config.rewards.values()),
     ),
-    Option("sequence_parallel", lambda config: config.zero.sequence_parallel_size > 1),
     Option("hybrid_engine", lambda config: config.rollout.backend == "hybrid_engine"),
     Option("vllm", lambda config: config.rollout.backend == "vllm_server"),
     Option("phase_store", lambda config: config.reuse.phases != "never"),
@@ -182,7 +180,7 @@ class RolloutConfig(ServerKeys, HybridEngineKeys, AheadKeys, RolloutKeys):
 
 
 @dataclass(kw_only=True)
-class ZeroConfig(SequenceParallelKeys, AverageOffloadKeys, FrozenWeightKeys, ZeroKeys):
+class ZeroConfig(AverageOffloadKeys, FrozenWeightKeys, ZeroKeys):
     """Settings of the training engine, and of DeepSpeed's sharding and offloading of the models."""
 
 
@@ -260,12 +258,6 @@ EXCLUSIONS = (
         ),
         "reward.members={reward.members} with adapters on the reward model: each member trains its "
         "own top layers, and the layers below are frozen; remove reward from lora.roles, or set "
-        "reward.members=1",
-    ),
-    Exclusion(
-        lambda config: config.reward.members > 1 and config.zero.sequence_parallel_size > 1,
-        "reward.members={reward.members} with zero.sequence_parallel_size="
-        "{zero.sequence_parallel_size}: members do not train on divided sequences; set "
         "reward.members=1",
     ),
     Exclusion(

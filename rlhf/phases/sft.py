@@ -12,7 +12,7 @@ from rlhf.algorithms.sft import sft_loss
 from rlhf.base.metrics import Metrics, loss_metrics, perplexity
 from rlhf.base.random_streams import Shuffle, seed_for
 from rlhf.base.types import SequenceBatch, TokenModel
-from rlhf.config.batches import batch_plans, num_phase_steps, ranks_per_sequence
+from rlhf.config.batches import batch_plans, num_phase_steps
 from rlhf.config.choices import LossOn, Phase
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
@@ -22,7 +22,6 @@ from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import build_actor, find_model_extensions, require_enough_positions
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sources import ModelSource
-from rlhf.options import hooks_of
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.exporting import save_trained_model
@@ -101,27 +100,23 @@ class SftTrainer:
             shard=build_parameter_placer(Role.sft, **shared),
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
-        build = next(hooks_of("models", "build_sft_module", config), None)
         self.engine = build_engine(
-            LanguageModel(model) if build is None else build(config, model, context.ranks),
+            LanguageModel(model),
             role=Role.sft,
             optimizer=optimizer_settings(
                 config, config.sft, Phase.sft, Role.sft, total_steps=total_steps
             ),
             **shared,
         )
-        for adapt in hooks_of("models", "adapt_for_sft", config):
-            adapt(config, model, context.ranks, self.plan)
 
     def train_step(self, rows: Rows) -> dict[str, float]:
         """Take an optimizer step on ``rows``, this rank's share of a batch; return metrics."""
         started, context = time.monotonic(), self._context
         batches = [_collate(context, part) for part in split_table_rows(rows, self.plan.micro)]
         counts = [(b.keep_BS[:, 1:].sum(), b.attend_BS.sum()) for b in batches]
-        # Ranks that share a sequence all count its tokens, so the sum is divided by their number.
         num_kept, num_tokens = context.ranks.sum(
             torch.stack([torch.stack(pair) for pair in counts]).sum(dim=0)
-        ) // ranks_per_sequence(context.config)
+        )
 
         def compute_losses(batch: SequenceBatch) -> Iterator[tuple[torch.Tensor, Metrics]]:
             result = sft_loss(kept_token_logprobs(self.engine, batch))

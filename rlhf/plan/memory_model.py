@@ -114,14 +114,11 @@ def activation_bytes(
     tokens: int,
     size: int,
     uses_matmul_attention: bool,
-    share: int = 1,
-    further: int = 0,
 ) -> int:
     """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each.
 
     If ``uses_matmul_attention``, attention uses matrix products instead of the fused kernel.
-    ``size`` is the bytes per element. ``further`` bytes are stored in addition. ``share`` ranks
-    divide the sequences, and with them all bytes.
+    ``size`` is the bytes per element.
     """
     shape = model.shape
     whole: float = sequences * layer_activation_bytes(
@@ -132,8 +129,7 @@ def activation_bytes(
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
     # A checkpointed layer recomputes all its activations for its own backward pass.
-    found = kept * whole + inputs + (whole if model.checkpointed else 0) + further
-    return round(found / share)
+    return round(kept * whole + inputs + (whole if model.checkpointed else 0))
 
 
 def layer_activation_bytes(

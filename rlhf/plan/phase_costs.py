@@ -12,7 +12,7 @@ from rlhf.config.batches import (
     batch_plans,
     divisors,
     num_added_micro_batches,
-    num_data_parallel_ranks,
+    num_ranks,
     rollout_plan,
     sequences_per_example,
 )
@@ -255,7 +255,7 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
     settings = getattr(config, phase.value)
     pair = 1 if phase is Phase.sft else 2
     held_out = min(scene.load.held_out, settings.eval_examples)
-    evaluated = pair * held_out / num_data_parallel_ranks(config)
+    evaluated = pair * held_out / num_ranks(config)
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from rlhf.base.seams import Generation
-from rlhf.config.batches import ranks_per_sequence, rollout_plan
+from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
@@ -63,11 +63,6 @@ class PhaseMemory:
             found = adapt(self.config, found)
         return found
 
-    @cached_property
-    def ranks_per_sequence(self) -> int:
-        """Return the number of ranks that divide each training sequence."""
-        return ranks_per_sequence(self.config)
-
     @property
     def memory_limit(self) -> float:
         """Return the bytes that one rank may use, which is its memory minus fragmentation."""
@@ -118,20 +113,15 @@ class PhaseMemory:
         """Return the peak bytes by purpose while ``model`` is trained on micro-batches.
 
         ``positions`` of the ``tokens`` tokens in each sequence get logits. An optimizer step has
-        ``passes`` micro-batches. Ranks that share sequences divide activations, logits and scores,
-        but not gathered weights and buckets.
+        ``passes`` micro-batches.
         """
         size, is_gpu = self.at.bytes_per_weight(model), self.at.machine.is_gpu
-        share, work = self.ranks_per_sequence, {"sequences": sequences, "tokens": tokens}
         kept = memory_model.activation_bytes(
             model,
-            **work,
+            sequences=sequences,
+            tokens=tokens,
             size=size,
             uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
-            share=share,
-            further=sum(
-                each(model, **work, size=size) for each in self.at.hooks("added_pass_bytes")
-            ),
         )
         if keeps_freed := self.config.hardware.keep_freed_memory:
             kept = round(kept * KEPT_FREED)
@@ -139,8 +129,8 @@ class PhaseMemory:
         is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
         moments = backward_bytes_by_moment(
             model,
-            tokens=math.ceil(sequences * tokens / share),
-            positions=math.ceil(sequences * positions / share),
+            tokens=sequences * tokens,
+            positions=sequences * positions,
             size=size,
             activations=kept,
             gradients=0 if is_sharded else self.model_states[model.role].device["gradients"],
@@ -148,8 +138,7 @@ class PhaseMemory:
             is_gpu=is_gpu,
         )
         matrices = 18 if keeps_freed else 3  # 18 include freed matrices, which the process keeps
-        scores = self._attention_bytes(model, sequences, tokens, matrices)
-        moments.layers["activations"] += scores // share
+        moments.layers["activations"] += self._attention_bytes(model, sequences, tokens, matrices)
         buffers = self._gradient_bucket_bytes(model, kept=False) + self.gathered_weight_bytes(model)
         peak = max(moments, key=Counter.total)
         return self.resident_bytes(model) + Counter(buffers=buffers) + peak
@@ -175,7 +164,7 @@ class PhaseMemory:
         """Return the work of forward passes over ``sequences`` in micro-batches of size ``micro``.
 
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
-        follow each prompt, and only they get logits. Ranks that share sequences divide the work.
+        follow each prompt, and only they get logits.
         """
         is_sorted = self.config.data.bucket_by_length or answer is not None
         lengths = self.load.padded_widths(
@@ -188,7 +177,6 @@ class PhaseMemory:
             answer=answer,
             size=self.at.bytes_per_weight(model),
             is_gpu=self.at.machine.is_gpu,
-            share=self.ranks_per_sequence,
         )
 
     def no_grad_seconds(
@@ -264,7 +252,6 @@ def _forward_work(
     answer: float | None,
     size: int,
     is_gpu: bool,
-    share: int,
 ) -> ForwardWork:
     """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
     operations = touched = padded = 0.0
@@ -279,7 +266,7 @@ def _forward_work(
         operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
-    return ForwardWork(operations / share, touched / share, len(lengths), padded / share)
+    return ForwardWork(operations, touched, len(lengths), padded)
 
 
 def gpu_process_bytes(*, ranks: int) -> float:

@@ -185,8 +185,7 @@ def _all_gather_seconds(costs: CostModel, moved: float, *, within_node: bool = F
 def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of passes without gradients, which overlap with gathering weights."""
     gathering = work.passes * gather_weights_seconds(costs, model)
-    further: float = sum(each(costs, model, work) for each in costs.hooks("added_pass_seconds"))
-    return max(computing_seconds(costs, model, work, trains=False) + further, gathering)
+    return max(computing_seconds(costs, model, work, trains=False), gathering)
 
 
 def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
@@ -196,8 +195,6 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
         return 0.0
     compute = computing_seconds(costs, model, work, trains=True)
     compute *= 1 + backward_to_forward_ratio(model)
-    further: float = sum(each(costs, model, work) for each in costs.hooks("added_pass_seconds"))
-    compute += further * (2 + model.checkpointed / model.shape.layers)
     stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)

@@ -79,7 +79,6 @@ ONLY_IN = {
     "deepspeed": (
         "rlhf/engine/",
         "rlhf/options/hybrid_engine/hybrid_rollout.py",
-        "rlhf/options/sequence_parallel/models.py",
         "rlhf/runtime/rendezvous.py",
     ),
     "triton": (

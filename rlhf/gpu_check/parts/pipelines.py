@@ -121,14 +121,11 @@ def score_tolerance(there: Losses, here: Losses) -> float:
 
 
 def losses_agree(there: Losses, here: Losses, share: float) -> bool:
-    """Return True if rounding and sampling noise explain how two runs differ; False for NaN.
-
-    ``there`` may lack the losses of phases that the run did not train.
-    """
+    """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
     allowed = {name: share * value for name, value in here.items()}
     allowed["ppo/score_mean"] = score_tolerance(there, here)
-    found = [name for name in LOSSES if name in there]
-    return bool(found) and all(abs(there[each] - here[each]) <= allowed[each] for each in found)
+    found = [name for name in LOSSES if name in here]
+    return all(abs(there.get(each, math.nan) - here[each]) <= allowed[each] for each in found)
 
 
 def _describe_losses(losses: Losses) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,9 +12,7 @@ from rlhf.base.heartbeat import beat
 from rlhf.base.intervals import mean_of
 from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
-from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, Model, PreferenceBatch
-from rlhf.config.batches import num_data_parallel_ranks, ranks_per_sequence
 from rlhf.config.schema.supervised import DpoConfig, SftConfig
 from rlhf.data.collate import (
     EvalRows,
@@ -72,17 +69,6 @@ def warn_if_lr_never_peaks(
         )
 
 
-def data_parallel_ranks(context: RunContext) -> Ranks:
-    """Return this rank's data-parallel rank, and the number of data-parallel ranks.
-
-    Ranks that share their sequences have the same data-parallel rank.
-    """
-    size = ranks_per_sequence(context.config)
-    return replace(
-        context.ranks, rank=context.ranks.rank // size, size=num_data_parallel_ranks(context.config)
-    )
-
-
 def share_of_this_rank(
     context: RunContext, items: Sequence[T], lengths: Sequence[int], *, micro: int
 ) -> list[T]:
@@ -91,7 +77,7 @@ def share_of_this_rank(
     With data.bucket_by_length the items of a micro-batch have similar ``lengths`` (one per
     item); the optimizer step is the same up to rounding.
     """
-    ranks = data_parallel_ranks(context)
+    ranks = context.ranks
     if not context.config.data.bucket_by_length:
         return ranks.own_rows(items)
     places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
@@ -183,7 +169,7 @@ def held_out_values(
     for rows, keep_B in _held_out_batches(context, model, examples, limit=limit, micro=micro):
         places_B = torch.tensor(rows, device=values_N.device)
         values_N[places_B[keep_B]] = measure_rows(examples[rows])[keep_B].double()
-    return context.ranks.sum(values_N).cpu() / ranks_per_sequence(context.config)
+    return context.ranks.sum(values_N).cpu()
 
 
 def _held_out_batches(
@@ -195,7 +181,7 @@ def _held_out_batches(
         for each in eval_batches(
             total,
             batch_size=micro,
-            ranks=data_parallel_ranks(context),
+            ranks=context.ranks,
             lengths=examples["length"][:total],
         ):
             beat()

@@ -1,1 +1,0 @@
-"""Sequences that several ranks share: each rank has a part of the tokens (DeepSpeed-Ulysses)."""
