@@ -1,10 +1,8 @@
-"""Chat with a model of a run, or with any model.
+"""Chat with a model of a run.
 
     python -m rlhf.chat RUN_DIR [--model NAME|FOLDER]
-    python -m rlhf.chat MODEL
 
-MODEL is a Hugging Face folder, or a hub id in this machine's cache. Each line is a message.
-Answers go to stdout and everything else to stderr, so that
+Each line is a message. Answers go to stdout and everything else to stderr, so that
 `echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
 """
 
@@ -27,8 +25,7 @@ from rlhf.options import modules_of
 from rlhf.run.policies import folders_by_policy_name
 
 if TYPE_CHECKING:
-    from rlhf.base.seams import ChatSeam
-    from rlhf.chat.run_models import ModelWithoutRun, RunModels
+    from rlhf.chat.run_policy import RunPolicy
     from rlhf.rollout.sampling import SamplingSettings
 
 
@@ -45,23 +42,27 @@ def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], boo
         try:
             if not handle_line(line):
                 return
-        except KeyboardInterrupt:  # Ctrl-C while models are loaded: read the next line
+        except KeyboardInterrupt:  # Ctrl-C before the answer begins: read the next line
             continue
 
 
-def greeting_lines(models: RunModels | ModelWithoutRun, sampling: SamplingSettings) -> list[str]:
+def greeting_lines(policy: RunPolicy, sampling: SamplingSettings) -> list[str]:
     """Return the first lines of a chat: the model, its temperature, and the form of its prompts."""
     greedy = "" if sampling.temperature else ", always the likeliest token"
     lines = [
-        str(models.folder),
+        str(policy.folder),
         f"temperature {sampling.temperature:g}{greedy}; /temperature X changes it",
         "/help lists the commands.",
     ]
-    return lines if models.talker.expects_conversations else [*lines, models.plain_prompt_notice]
+    if not policy.talker.expects_conversations:
+        lines.append(
+            "Trained on prompts that are no conversations: each line is a prompt by itself."
+        )
+    return lines
 
 
 def apply_sampling_options(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the settings ``own`` of a run or model, changed by the options of the command."""
+    """Return the settings ``own`` of a run, changed by the options of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
     given = own.temperature if options.temperature is None else options.temperature
@@ -76,7 +77,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     import transformers
 
     from rlhf.chat.dialogue import Dialogue
-    from rlhf.chat.run_models import RunModels, find_model_without_run
+    from rlhf.chat.run_policy import RunPolicy
 
     def write(text: str) -> None:
         out.write(strip_control_characters(text))
@@ -93,49 +94,39 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    lone = find_model_without_run(options.place)
-    if lone is not None and (options.model or options.playing):
-        flags = " and ".join(("--model", *(seam.FLAG for seam in _load_chat_seams())))
-        raise ConfigError(f"{flags} need the directory of a run: {options.place}")
-    run_dir = expand_user_path(options.place, key="RUN_DIR")
-    models = lone or RunModels(run_dir, options.model, trusts_code=options.trust_code)
-    sampling = apply_sampling_options(models.sampling_settings, options)
-    if isinstance(models, RunModels) and options.playing:
+    run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    policy = RunPolicy(run_dir, options.model, trusts_code=options.trust_code)
+    sampling = apply_sampling_options(policy.sampling_settings, options)
+    if options.playing:
         from rlhf.config.freeze import refuse_code_of_run
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)
         seed, seam = options.seed or 0, options.playing
-        seam.play_episode(run_dir, models.talker, sampling, seed=seed, write=write)
+        seam.play_episode(run_dir, policy.talker, sampling, seed=seed, write=write)
         return
-    dialogue = Dialogue(models, sampling, write=write, say=say)
+    dialogue = Dialogue(policy.talker, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401 - line editing and history for input()
 
-        for line in greeting_lines(models, sampling):
+        for line in greeting_lines(policy, sampling):
             say(line)
     run_chat_loop(lambda: input("> " if is_terminal else ""), dialogue.handle_line)
     if is_terminal:
         say("")
 
 
-def _load_chat_seams() -> list[ChatSeam]:
-    return list(modules_of("chat"))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Chat with the model that the command names; return the exit code."""
     parser = build_command_parser("rlhf.chat", __doc__, runs_code=True)
-    parser.add_argument("place", type=Path, metavar="RUN_DIR|MODEL")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument(
         "--model", help=f"{', '.join(folders_by_policy_name())} or FOLDER; default: the newest"
     )
-    parser.add_argument("--temperature", metavar="X", help="default: that of the run or model")
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="default: that of the run, or 256"
-    )
+    parser.add_argument("--temperature", metavar="X", help="default: that of the run")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: that of the run")
     parser.add_argument("--seed", type=int, help="for equal answers again, or others")
-    for seam in _load_chat_seams():
+    for seam in modules_of("chat"):
         parser.add_argument(
             seam.FLAG, dest="playing", action="store_const", const=seam, help=seam.HELP
         )

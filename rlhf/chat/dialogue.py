@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rlhf.base.errors import CheckpointError, ConfigError, RlhfError
-from rlhf.chat.run_models import ModelWithoutRun, RunModels
-from rlhf.chat.talker import ChatMessage, SampledAnswer, Talker, WriteText
+from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.chat.talker import ChatMessage, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
 
 COMMANDS: Mapping[str, str] = {
@@ -16,7 +15,6 @@ COMMANDS: Mapping[str, str] = {
     "/system TEXT": "set the system message; without TEXT: remove it",
     "/regenerate": "replace the last answer by another",
     "/temperature X": "sample at this temperature; 0: always the likeliest token",
-    "/compare [TEXT]": "answer the last message, or TEXT, with SFT and PPO, and score both answers",
     "/quit": "end the chat, as Ctrl-D does",
 }
 
@@ -29,7 +27,7 @@ class Dialogue:
 
     def __init__(
         self,
-        models: RunModels | ModelWithoutRun,
+        talker: Talker,
         sampling: SamplingSettings,
         *,
         write: WriteText,
@@ -40,14 +38,14 @@ class Dialogue:
         Raises:
             ConfigError: if answers can be as long as the model's context.
         """
-        self._models = models
+        self._talker = talker
         self._sampling = sampling
         self._write = write
         self._say = say
         self._system: list[ChatMessage] = []
         self._messages: list[ChatMessage] = []
         self._said: set[str] = set()  # notices that were printed and are not repeated
-        positions = models.talker.context_length
+        positions = talker.context_length
         if sampling.max_tokens < 1:
             raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
         if positions is not None and sampling.max_tokens >= positions:
@@ -92,25 +90,32 @@ class Dialogue:
                 if not self._messages:
                     raise ConfigError("/regenerate: there is no answer yet")
                 self._answer(self._messages[:-1])
-            case "/compare":
-                self._compare_policies(text)
             case _:
                 self._say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
         """Answer the last message of ``asked``; store messages and answer as the conversation."""
-        talker = self._models.talker
-        ids = self._drop_oldest_turns(talker, asked)
-        answer = self._stream_answer(talker, ids)
+        ids = self._drop_oldest_turns(asked)
+        answer = self._talker.answer(ids, self._sampling, self._write)
+        self._write("\n")
+        match answer.why:
+            case "cut":
+                self._say_once(
+                    f"Answers are cut at {self._sampling.max_tokens} tokens: --max-tokens sets "
+                    "the limit."
+                )
+            case "stopped":
+                self._say("(stopped)")
         if answer.text:
             self._messages = [*asked, _build_message("assistant", answer.text)]
 
-    def _drop_oldest_turns(self, talker: Talker, asked: list[ChatMessage]) -> list[int]:
+    def _drop_oldest_turns(self, asked: list[ChatMessage]) -> list[int]:
         """Remove the oldest turns from ``asked`` until the prompt fits; return the prompt's ids.
 
         Raises:
             ConfigError: if the last message is too long by itself.
         """
+        talker = self._talker
         while True:
             ids = talker.encode_prompt([*self._system, *asked])
             if talker.context_length is None:
@@ -131,46 +136,12 @@ class Dialogue:
                 "the oldest messages are dropped from here on."
             )
 
-    def _stream_answer(self, talker: Talker, ids: list[int]) -> SampledAnswer:
-        answer = talker.answer(ids, self._sampling, self._write)
-        self._write("\n")
-        match answer.why:
-            case "cut":
-                self._say_once(
-                    f"Answers are cut at {self._sampling.max_tokens} tokens: --max-tokens sets "
-                    "the limit."
-                )
-            case "stopped":
-                self._say("(stopped)")
-        return answer
-
     def _set_system(self, text: str) -> None:
-        if not self._models.talker.expects_conversations:
+        if not self._talker.expects_conversations:
             self._say("The model's prompts are no conversations: no system message.")
             return
         self._system = [_build_message("system", text)] if text else []
         self._say("The system message is set." if text else "There is no system message.")
-
-    def _compare_policies(self, text: str) -> None:
-        """Answer ``text`` or the last message with two policies; do not change the conversation."""
-        asked = [*self._messages, _build_message("user", text)] if text else self._messages[:-1]
-        if not asked:
-            raise ConfigError("/compare: there is no message yet; use /compare TEXT")
-        models = self._models
-        if isinstance(models, ModelWithoutRun):
-            raise CheckpointError(
-                "/compare needs the directory of a run with two policies; "
-                f"{models.folder} is one model"
-            )
-        for name, talker in models.iterate_compared_models():
-            self._write(f"{name}:\n")
-            ids = self._drop_oldest_turns(talker, asked)
-            answer = self._stream_answer(talker, ids)
-            if answer.why == "stopped":
-                return
-            score = models.score(talker, ids, answer)
-            if score is not None:
-                self._write(f"(score {score:.3f})\n")
 
     def _say_once(self, notice: str) -> None:
         if notice not in self._said:

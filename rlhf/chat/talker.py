@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf.base.decoder_modules import end_token_ids
 from rlhf.base.errors import CheckpointError, DataError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ChatMessage = Mapping[str, str]
 WriteText = Callable[[str], None]
-M = TypeVar("M", bound=nn.Module)
 
 
 class SampledAnswer(NamedTuple):
@@ -52,9 +51,16 @@ class Talker:
 
         An answer ends with an end token of the model, or a text in ``stop``.
         """
-        model = move_to_best_device(build_actor(source, tokenizer, seed=0), dtype)
+        model: Any = build_actor(source, tokenizer, seed=0)
+        device = best_device()
+        # Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(
+                torch.device(device.value), TORCH_DTYPES[resolve_dtype(dtype, device)]
+            )
+        model.to(torch.device(device.value)).eval()
         self.tokenizer = tokenizer
-        self._model: Any = model
+        self._model = model
         self._stop = stop
         self._end_ids = list(end_token_ids(model))
 
@@ -176,15 +182,3 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
             write(text)
 
     return Stream()
-
-
-def move_to_best_device(model: M, dtype: Dtype) -> M:
-    """Move ``model`` to the best device of this machine, with weights in ``dtype``.
-
-    Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
-    """
-    device = best_device()
-    weights = TORCH_DTYPES[resolve_dtype(dtype, device)]
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.device(device.value), weights)
-    return model.to(torch.device(device.value)).eval()

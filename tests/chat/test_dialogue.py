@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers.processors import TemplateProcessing
 
 from rlhf.base.errors import DataError
+from rlhf.chat.__main__ import greeting_lines
 from rlhf.chat.dialogue import COMMANDS, Dialogue
-from rlhf.chat.run_models import RunModels
+from rlhf.chat.run_policy import RunPolicy
 from rlhf.chat.talker import SampledAnswer, Talker
 from rlhf.config.choices import Template
 from rlhf.data.encoding import Encoder
@@ -38,10 +38,11 @@ def run_dir(compose: Compose, tmp_path: Path) -> Path:
 class Screen:
     """A dialogue in this process, and all that it wrote and said."""
 
-    def __init__(self, run_dir: Path, choice: str | None = None) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.written, self.said = "", list[str]()
-        self.models = RunModels(run_dir, choice)
-        self.dialogue = Dialogue(self.models, SAMPLING, write=self.write, say=self.said.append)
+        self.policy = RunPolicy(run_dir, None)
+        talker = self.policy.talker
+        self.dialogue = Dialogue(talker, SAMPLING, write=self.write, say=self.said.append)
 
     def write(self, text: str) -> None:
         self.written += text
@@ -76,7 +77,7 @@ class Script:
     ("template", "form"), [(None, Template.plain), (CHATML, Template.chat)], ids=["plain", "chat"]
 )
 def test_prompts_are_those_of_training(template: str | None, form: Template, run_dir: Path) -> None:
-    talker = RunModels(run_dir, None).talker
+    talker = RunPolicy(run_dir, None).talker
     opening = "<|pad|>"
     tokenizer: Any = talker.tokenizer
     tokenizer._tokenizer.post_processor = TemplateProcessing(
@@ -110,6 +111,9 @@ def test_prompts_without_turns_stand_alone(
     screen.type("hello there", "/system Be good.", "and more")
     assert script.prompts == ["hello there", "and more"]
     assert "no conversations" in screen.said[0]
+    greeting = greeting_lines(screen.policy, replace(SAMPLING, temperature=0.0))
+    assert greeting[1].startswith("temperature 0, always the likeliest token;")
+    assert "each line is a prompt by itself" in greeting[-1]
 
 
 def test_commands_change_the_conversation(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +162,7 @@ def test_a_mistake_is_explained_and_changes_nothing(
 
 
 def test_a_template_that_fails_is_named(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    talker = RunModels(run_dir, None).talker
+    talker = RunPolicy(run_dir, None).talker
     talker.tokenizer.chat_template = "{{ raise_exception('no system message here') }}"
     with pytest.raises(DataError, match=r"messages system, user: no system message here"):
         talker.encode_prompt([{"role": r, "content": "a"} for r in ("system", "user")])
@@ -171,32 +175,7 @@ def test_the_oldest_turns_leave_the_context(run_dir: Path, monkeypatch: pytest.M
     assert last.startswith("\n\nSystem: One.\n\nHuman: ")
     assert "0 hello" not in last
     assert "6 hello there\n\nAssistant: and a good day to you.\n\nHuman: 7 hello" in last
-    tokenizer = screen.models.talker.tokenizer
+    tokenizer = screen.policy.talker.tokenizer
     lengths = [len(tokenizer(prompt).input_ids) for prompt in script.prompts]
     assert max(lengths) <= POSITIONS - 12
     assert len([text for text in screen.said if "oldest messages" in text]) == 1
-
-
-def test_compare_answers_with_both_and_keeps_neither(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = Screen(run_dir).type("/temperature 0", "hello", "/compare")
-    found = re.fullmatch(
-        r"(.*)\nsft/model:\n(.*)\n\(score (\S+)\)\nppo/actor:\n(.*)\n\(score (\S+)\)\n",
-        screen.written,
-        re.DOTALL,
-    )
-    assert found
-    first, sft, sft_score, ppo, ppo_score = found.groups()
-    assert first == ppo != sft, "the chat is with the newest policy"
-    talker, scorer = screen.models.talker, screen.models._reward_model
-    ids = talker.encode_prompt([{"role": "user", "content": "hello"}])
-    greedy = talker.answer(ids, replace(SAMPLING, temperature=0.0), lambda _: None)
-    with torch.no_grad():
-        values_1S = scorer(torch.tensor([ids + greedy.ids]))
-    assert float(ppo_score) == pytest.approx(float(values_1S[0, -1]), abs=6e-4)
-    assert sft_score != ppo_score
-    script = Script(monkeypatch, "A.", "B.", "C.")
-    screen.type("/clear", "/compare What is that?", "hello")
-    assert script.prompts[0] == script.prompts[1] == "\n\nHuman: What is that?\n\nAssistant:"
-    assert script.prompts[2] == "\n\nHuman: hello\n\nAssistant:"

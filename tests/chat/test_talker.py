@@ -9,7 +9,7 @@ import torch
 from rlhf.base.errors import CheckpointError
 from rlhf.chat import talker as talking
 from rlhf.chat.dialogue import Dialogue
-from rlhf.chat.run_models import RunModels
+from rlhf.chat.run_policy import RunPolicy
 from rlhf.chat.talker import Talker
 from rlhf.config.choices import Dtype
 from rlhf.models.build import ModelSource
@@ -23,8 +23,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture
-def models(compose: Compose, tmp_path: Path) -> RunModels:
-    return RunModels(save_run(tmp_path / "run", compose), None)
+def policy(compose: Compose, tmp_path: Path) -> RunPolicy:
+    return RunPolicy(save_run(tmp_path / "run", compose), None)
 
 
 def scripted(talker: Talker, text: str, *, ctrl_c: bool = False) -> list[int]:
@@ -44,8 +44,8 @@ def scripted(talker: Talker, text: str, *, ctrl_c: bool = False) -> list[int]:
     return ids
 
 
-def test_an_answer_streams_in_words_until_the_end_token(models: RunModels) -> None:
-    talker = models.talker
+def test_an_answer_streams_in_words_until_the_end_token(policy: RunPolicy) -> None:
+    talker = policy.talker
     ids = scripted(talker, " One, two\nthree and 四.")
     pieces: list[str] = []
     answer = talker.answer(talker.encode_prompt(HELLO), SAMPLING, pieces.append)
@@ -59,18 +59,14 @@ def test_rotary_frequencies_keep_their_precision(
 ) -> None:
     """In bf16 the angle at position 1024 would be off by more than a radian."""
     monkeypatch.setattr(talking, "resolve_dtype", lambda *_: Dtype.bf16)
-    models = RunModels(save_run(tmp_path / "run", compose), None)
-    talker = models.talker
-    assert models.score(talker, [5], talker.answer([5], SAMPLING, str)) is not None
-    assert models._reward_model is not None
-    for model in (talker._model, models._reward_model):
-        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        frequencies = [b for name, b in model.named_buffers() if name.endswith("inv_freq")]
-        assert {each.dtype for each in frequencies} == {torch.float32}
+    model = RunPolicy(save_run(tmp_path / "run", compose), None).talker._model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    frequencies = [b for name, b in model.named_buffers() if name.endswith("inv_freq")]
+    assert {each.dtype for each in frequencies} == {torch.float32}
 
 
-def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
-    talker = models.talker
+def test_stop_texts_and_limits_end_an_answer(policy: RunPolicy) -> None:
+    talker = policy.talker
     scripted(talker, "One, two and three")
     talker._stop = ["two"]
     answer = talker.answer(talker.encode_prompt(HELLO), SAMPLING, lambda _: None)
@@ -81,16 +77,21 @@ def test_stop_texts_and_limits_end_an_answer(models: RunModels) -> None:
     assert talker.answer(talker.encode_prompt(HELLO), short, lambda _: None).why == "cut"
 
 
-def test_a_policy_that_has_diverged_is_named(models: RunModels) -> None:
-    talker = models.talker
+def test_each_end_token_of_the_model_ends_an_answer(policy: RunPolicy) -> None:
+    (policy.folder / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
+    assert policy.talker._generation_config(SAMPLING).eos_token_id == [1, 5]
+
+
+def test_a_policy_that_has_diverged_is_named(policy: RunPolicy) -> None:
+    talker = policy.talker
     next(talker._model.parameters()).data.fill_(torch.nan)
     for sampling in (SAMPLING, GREEDY):
         with pytest.raises(CheckpointError, match="its logits are NaN"):
             talker.answer(talker.encode_prompt(HELLO), sampling, str)
 
 
-def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
-    talker = models.talker
+def test_sampling_is_that_of_the_settings(policy: RunPolicy) -> None:
+    talker = policy.talker
 
     def answers(sampling: SamplingSettings) -> list[list[int]]:
         torch.manual_seed(0)
@@ -105,8 +106,8 @@ def test_sampling_is_that_of_the_settings(models: RunModels) -> None:
         assert answers(replace(SAMPLING, **likeliest)) == greedy
 
 
-def test_the_end_token_comes_after_the_fewest_tokens(models: RunModels) -> None:
-    talker = models.talker
+def test_the_end_token_comes_after_the_fewest_tokens(policy: RunPolicy) -> None:
+    talker = policy.talker
 
     def wants_to_end(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
         return logits + 50.0 * (torch.arange(logits.shape[-1]) == talker.tokenizer.eos_token_id)
@@ -122,7 +123,7 @@ def test_the_end_token_comes_after_the_fewest_tokens(models: RunModels) -> None:
     ("text", "kept"), [("", ["more"]), ("One, two", ["hello", "One, two", "more"])]
 )
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
-    text: str, kept: list[str], models: RunModels, monkeypatch: pytest.MonkeyPatch
+    text: str, kept: list[str], policy: RunPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
     said: list[str] = []
@@ -130,37 +131,30 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(
 
     def noted(messages: list[dict[str, str]]) -> list[int]:
         asked.append([message["content"] for message in messages])
-        return Talker.encode_prompt(models.talker, messages)
+        return Talker.encode_prompt(policy.talker, messages)
 
-    monkeypatch.setattr(models.talker, "encode_prompt", noted)
-    dialogue = Dialogue(models, SAMPLING, write=written.append, say=said.append)
-    scripted(models.talker, text, ctrl_c=True)
+    monkeypatch.setattr(policy.talker, "encode_prompt", noted)
+    dialogue = Dialogue(policy.talker, SAMPLING, write=written.append, say=said.append)
+    scripted(policy.talker, text, ctrl_c=True)
     assert dialogue.handle_line("hello")
     assert ("".join(written), said) == (f"{text}\n", ["(stopped)"])
-    scripted(models.talker, "Yes.")
+    scripted(policy.talker, "Yes.")
     assert dialogue.handle_line("more")
     assert asked[1] == kept
 
 
-def test_the_newest_policy_answers_unless_another_is_chosen(models: RunModels) -> None:
-    run_dir = models.run_dir
-    assert models.folder == run_dir / "ppo/actor"
-    chosen = RunModels(run_dir, "sft")
-    assert chosen.folder == run_dir / "sft/model"
-    assert [name for name, _ in chosen.iterate_compared_models()] == ["sft/model", "ppo/actor"]
+def test_the_newest_policy_answers_unless_another_is_chosen(policy: RunPolicy) -> None:
+    run_dir = policy.run_dir
+    assert policy.folder == run_dir / "ppo/actor"
+    assert RunPolicy(run_dir, "sft").folder == run_dir / "sft/model"
     (run_dir / "ppo").rename(run_dir.with_name("elsewhere"))
-    assert RunModels(run_dir, None).folder == run_dir / "sft/model"
-    outside = RunModels(run_dir, str(run_dir.with_name("elsewhere") / "actor"))
-    assert [name for name, _ in outside.iterate_compared_models()] == [
-        "sft/model",
-        "elsewhere/actor",
-    ]
-    with pytest.raises(CheckpointError, match="compare needs"):
-        next(RunModels(run_dir, None).iterate_compared_models())
+    assert RunPolicy(run_dir, None).folder == run_dir / "sft/model"
+    outside = run_dir.with_name("elsewhere") / "actor"
+    assert RunPolicy(run_dir, str(outside)).folder == outside
 
 
 def test_code_of_a_folder_outside_the_run_is_not_trusted(
-    models: RunModels, monkeypatch: pytest.MonkeyPatch
+    policy: RunPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trusted: list[bool] = []
 
@@ -169,22 +163,22 @@ def test_code_of_a_folder_outside_the_run_is_not_trusted(
         raise CheckpointError("enough")
 
     monkeypatch.setattr("rlhf.chat.talker.build_actor", build)
-    outside = models.run_dir.with_name("outside")
-    for folder, trust in ((models.folder, True), (outside, False)):
-        models.folder = folder
-        models._keys["model.trust_remote_code"] = True
+    outside = policy.run_dir.with_name("outside")
+    for folder, trust in ((policy.folder, True), (outside, False)):
+        policy.folder = folder
+        policy._keys["model.trust_remote_code"] = True
         if folder == outside:
-            (models.run_dir / "ppo/actor").rename(outside)
+            (policy.run_dir / "ppo/actor").rename(outside)
         with pytest.raises(CheckpointError, match="enough"):
-            _ = models.talker
+            _ = policy.talker
         assert trusted.pop() is trust
 
 
-def test_a_run_of_another_version_can_be_talked_to(models: RunModels) -> None:
-    config = models.run_dir / "config.yaml"
+def test_a_run_of_another_version_can_be_talked_to(policy: RunPolicy) -> None:
+    config = policy.run_dir / "config.yaml"
     lines = config.read_text().splitlines()
     known = [line for line in lines if "min_response_tokens" not in line]
     config.write_text("\n".join([*known, "a_key_of_then: 1"]))
-    again = RunModels(models.run_dir, None)
-    assert again.sampling_settings == models.sampling_settings == replace(SAMPLING, max_tokens=12)
+    again = RunPolicy(policy.run_dir, None)
+    assert again.sampling_settings == policy.sampling_settings == replace(SAMPLING, max_tokens=12)
     assert again.talker.answer([5], replace(SAMPLING, max_tokens=1), lambda _: None).ids

@@ -57,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "look": SHARED | {"data", "models", "run", "runtime", "jobs", "report"},
     "watch": SHARED | {"run", "report"},
     "runs": CORE | OPTIONS | {"run", "report", "watch", "jobs", "evaluate", "replay"},
-    "chat": SHARED | {"data", "models", "engine", "rollout", "run", "report"},
+    "chat": SHARED | {"data", "models", "engine", "rollout", "run"},
     "export": CORE | OPTIONS | {"runs"},
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},

@@ -1,0 +1,105 @@
+"""The policy of a chat: which folder of a run it is, and how it samples."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from rlhf.base.errors import CheckpointError
+from rlhf.base.user_paths import expand_user_path
+from rlhf.chat.talker import Talker
+from rlhf.config.choices import Dtype
+from rlhf.config.freeze import OF_MODELS, read_frozen_keys, refuse_code_of_run
+from rlhf.models.pretrained import load_config
+from rlhf.models.sources import RUN_FOLDER, ModelSource
+from rlhf.models.tokenizers import load_tokenizer
+from rlhf.rollout.sampling import SamplingSettings
+from rlhf.run.finished_phase import verify_model
+from rlhf.run.policies import TRAINED, folders_by_policy_name
+
+NAMES = folders_by_policy_name()  # folders that may hold a policy, by name
+
+
+class RunPolicy:
+    """A policy of a run, which is loaded when it is first used.
+
+    ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
+    """
+
+    def __init__(self, run_dir: Path, choice: str | None, *, trusts_code: bool = False) -> None:
+        """Find the folder of the policy.
+
+        Raises:
+            CheckpointError: if there is no run in ``run_dir``, or no such policy.
+            ConfigError: if its models have code to run, and the command does not trust the code.
+        """
+        refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+        # Not load_run: it refuses runs of other versions of rlhf, but their models can answer too.
+        self._keys = read_frozen_keys(run_dir)
+        self.run_dir = run_dir
+        self.folder = self._find_policy_folder(choice)
+        # If the run used bf16 or fp16, take auto: this machine may support only the other one.
+        is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
+        self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
+
+    @property
+    def sampling_settings(self) -> SamplingSettings:
+        """Return the settings of the run's rollouts."""
+        return SamplingSettings(
+            max_tokens=self._keys["rollout.max_response_tokens"],
+            temperature=self._keys["rollout.temperature"],
+            top_k=self._keys["rollout.top_k"],
+            top_p=self._keys["rollout.top_p"],
+            min_p=self._keys.get("rollout.min_p") or 0.0,
+            min_tokens=self._keys.get("rollout.min_response_tokens") or 0,
+        )
+
+    @cached_property
+    def talker(self) -> Talker:
+        """Return the verified and loaded policy."""
+        verify_model(self.folder)
+        is_own = self.folder.is_relative_to(self.run_dir)  # only the run's own code is trusted
+        source = ModelSource(
+            key=RUN_FOLDER if is_own else "--model",
+            path=str(self.folder),
+            attention=self._keys.get("model.attention"),
+            trust_remote_code=is_own and bool(self._keys.get("model.trust_remote_code")),
+        )
+        stop = self._keys.get("rollout.stop") or ()
+        return Talker(source, load_tokenizer(self.folder, key=source.key), self._dtype, stop=stop)
+
+    def _find_policy_folder(self, choice: str | None) -> Path:
+        """Return the folder of the policy ``choice``, or of the newest policy if it is None."""
+        if choice is not None and choice not in NAMES:
+            folder = expand_user_path(choice, key="--model")
+            _check_language_model(folder)
+            return folder
+        newest = [policy.folder for policy in reversed(TRAINED)]
+        places = newest if choice is None else NAMES[choice]
+        for place in places:
+            if (self.run_dir / place).is_dir():
+                return self.run_dir / place
+        raise CheckpointError(
+            f"{self.run_dir} has no {' or '.join(places)} to chat with, only "
+            f"{self._policy_names()}; wait until the phase has finished, continue the run "
+            f"with python launch.py resume={self.run_dir}, or choose a model with --model"
+        )
+
+    def _policy_names(self) -> str:
+        places = [place for each in NAMES.values() for place in each]
+        return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
+
+
+def _check_language_model(folder: Path) -> None:
+    has_config = (folder / "config.json").is_file()
+    if not has_config and not (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
+            "config.json"
+        )
+    if has_config:
+        names = load_config(ModelSource(key="--model", path=str(folder))).architectures
+        if "SequenceClassification" in str(names):
+            raise CheckpointError(
+                f"--model={folder}: {names[0]} gives scores, not answers; choose a language model"
+            )
