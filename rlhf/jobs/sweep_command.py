@@ -128,6 +128,11 @@ def add_sweep_folders(
         )
     if not is_sweep(words):
         return list(words)
+    if "hydra/launcher=slurm" in words and any(w.startswith("launcher.dry_run=") for w in words):
+        raise ConfigError(
+            "launcher.dry_run with hydra/launcher=submitit_slurm: SLURM would start a job to print "
+            "a command; leave out -m and hydra/launcher to see the command of a node here"
+        )
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]

@@ -339,7 +339,14 @@ def test_jobs_at_a_time_are_those_of_the_launcher(
     assert jobs_at_a_time() == jobs
 
 
-def test_no_jobs_at_a_time_are_refused() -> None:
-    words = ["-m", "seed=1,2", "hydra/launcher=joblib", "hydra.launcher.n_jobs=0"]
-    with pytest.raises(ConfigError, match=r"^hydra\.launcher\.n_jobs=0: no job would run"):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["joblib", "hydra.launcher.n_jobs=0"], r"hydra\.launcher\.n_jobs=0: no job would run"),
+        (["slurm", "launcher.dry_run=true"], "launcher.dry_run with hydra/launcher=submitit_slurm"),
+    ],
+)
+def test_jobs_that_would_train_nothing_are_refused(words: list[str], message: str) -> None:
+    words = ["-m", "seed=1,2", f"hydra/launcher={words[0]}", *words[1:]]
+    with pytest.raises(ConfigError, match=f"^{message}"):
         add_sweep_folders(words, words)

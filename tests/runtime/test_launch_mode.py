@@ -1,13 +1,13 @@
 """The command for each way of starting ranks, word for word, and what it is made from."""
 
-import os
 import re
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import relative_to_cwd
@@ -23,7 +23,7 @@ from rlhf.runtime.launch_mode import (
     rendezvous_address,
 )
 from tests.conftest import Compose
-from tests.runs import ROOT, launch, python
+from tests.runs import ROOT, launch
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +60,12 @@ def test_command_is_the_golden_one(name: str, compose: Compose) -> None:
     assert text == (GOLDEN / f"{name}.txt").read_text()
 
 
+def test_options_of_slurm_are_those_of_the_plugin() -> None:
+    plugin = pytest.importorskip("hydra_plugins.hydra_submitit_launcher.config")
+    preset = OmegaConf.load(ROOT / "conf/hydra/launcher/slurm.yaml").launcher
+    assert preset.keys() <= {field.name for field in fields(plugin.SlurmQueueConf)}
+
+
 def test_dry_run_starts_nothing(tmp_path: Path) -> None:
     overrides = ["hardware.ranks_per_node=2", "name='a b'", "launcher.dry_run=1"]
     run = launch(*overrides, cwd=tmp_path)
@@ -69,33 +75,6 @@ def test_dry_run_starts_nothing(tmp_path: Path) -> None:
         f"{ROOT}/launch.py hardware.ranks_per_node=2 'name='\"'\"'a b'\"'\"''\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["hosts"]
-
-
-def test_sbatch_script_is_the_golden_one(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    (tools / "srun").write_text("#!/bin/sh\nexit 1\n")
-    (tools / "srun").chmod(0o755)
-    choices = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "name=big"]
-    run = python(
-        *(ROOT / "launch.py", "-m", *choices, *GPUS),
-        *("launcher.dry_run=true", "hydra.sweep.dir=sweep"),
-        cwd=tmp_path,
-        PATH=f"{tools}:{os.environ['PATH']}",
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    said = run.stdout.replace(str(tmp_path), "HERE").replace(sys.executable, "PYTHON")
-    assert said == (GOLDEN / "sbatch.txt").read_text()
-    assert not (tmp_path / "sweep").exists()
-
-
-def test_without_slurm_there_is_no_script(tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    choices = ["hydra/launcher=submitit_slurm", "launcher.dry_run=true", *GPUS]
-    run = python(ROOT / "launch.py", "-m", *choices, cwd=tmp_path, PATH="")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith('error: hydra/launcher=submitit_slurm: Could not detect "srun"')
 
 
 @pytest.mark.parametrize(
