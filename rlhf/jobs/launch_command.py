@@ -1,4 +1,4 @@
-"""Set up the process of launch.py; read or complete its command line; read each of its jobs.
+"""Set up the process of launch.py; read its command line; read each of its jobs.
 
 ``--help WORD`` prints keys, options of groups, or metrics.
 """
@@ -10,14 +10,12 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from enum import Enum
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from types import NoneType
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
@@ -41,7 +39,6 @@ from rlhf.config.hydra_errors import (
     refuse_unreadable_words,
     refuse_words_of_other_programs,
     to_hydra_override,
-    type_of_key,
 )
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
@@ -87,7 +84,7 @@ class Command(NamedTuple):
 def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
     """Parse the arguments ``words`` and yield the command.
 
-    For a shell's tab completion, and for ``--help WORD``, print the answer and exit.
+    For ``--help WORD``, print the answer and exit.
     ``definitions`` is the folder of sweep and search files. ``leads`` is True on rank 0 only:
     the other ranks join the run of rank 0, so Hydra composes nothing on them.
 
@@ -101,7 +98,6 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     if leads:
         print_help(typed, definitions.with_name("conf"))
     refuse_words_of_other_programs(typed)
-    print_completions(typed, os.environ, definitions)
     if (search := parse_search(typed, definitions)) is not None:
         yield Command(typed, search.folder, search)
     elif not leads:
@@ -178,45 +174,6 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
         if (explained := explain_hydra_error(error, typed)) is None:
             raise
         raise explained from error
-
-
-def print_completions(words: Sequence[str], environment: Mapping[str, str], sweeps: Path) -> None:
-    """Print the possible values of the last word in the shell's line and exit, if there are any.
-
-    Otherwise return, so that Hydra completes the line: Hydra completes keys and the options of
-    groups, but not values. It allows one completion plugin per shell and has its own, so this
-    function runs before Hydra. ``words`` are the arguments of this command.
-    """
-    if not any(word.startswith("query=") for word in words) or "COMP_LINE" not in environment:
-        return
-    if choices := complete_last_word(environment["COMP_LINE"], sweeps):
-        sys.stdout.write("\n".join(choices) + "\n")
-        sys.exit(0)
-
-
-def complete_last_word(line: str, sweeps: Path) -> list[str]:
-    """Return the completions of the last word, KEY=START, of ``line``; [] if any value is valid."""
-    key, equals, start = line.rpartition(" ")[2].partition("=")
-    name = key.lstrip("+")
-    if not equals:
-        return []
-    if name == "sweep":
-        values = sorted(file.stem for file in sweeps.glob("*.yaml"))
-    else:
-        try:
-            values = _values_of_type(type_of_key(name))
-        except KeyError:
-            return []
-    return [f"{key}={value}" for value in values if value.startswith(start)]
-
-
-def _values_of_type(kind: Any) -> list[str]:
-    """Return all values of a type made of enumerations, bool and None; [] for other types."""
-    kinds, known = get_args(kind) or (kind,), Enum | bool | NoneType
-    if not all(isinstance(each, type) and issubclass(each, known) for each in kinds):
-        return []
-    words = {bool: ["true", "false"], NoneType: ["null"]}
-    return [word for each in kinds for word in (words.get(each) or list(each.__members__))]
 
 
 def set_up_process() -> None:
