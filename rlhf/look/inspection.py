@@ -19,12 +19,7 @@ from rlhf.data.records import FIRST_PLACES, RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import join
 from rlhf.data.tokens import Limit, find_token_limit
-from rlhf.look.odd_responses import (
-    GradedSample,
-    find_doubtful_marks,
-    find_odd_responses,
-    sample_grades,
-)
+from rlhf.look.odd_responses import find_odd_responses
 from rlhf.look.repeats import (
     MOST_COMPARED,
     DataFinding,
@@ -95,7 +90,6 @@ class Look:
     template: str
     lengths: list[Lengths]
     findings: list[DataFinding]
-    grades: list[GradedSample]
     examples: list[ShownExample]
 
 
@@ -130,7 +124,6 @@ def inspect_data(config: RunConfig, command: str) -> Look:
         *(finding for found in lengths for finding in _find_too_long(found)),
         *_find_unanswered(first),
         *find_odd_responses(first),
-        *find_doubtful_marks(first),
         *find_repeats(datasets, list(parts.values())),
     ]
     return Look(
@@ -140,7 +133,6 @@ def inspect_data(config: RunConfig, command: str) -> Look:
         config.data.template.value,
         lengths,
         findings,
-        sample_grades(first),
         show_examples(samples, encoder, tokenizer, config),
     )
 

@@ -117,11 +117,6 @@ def print_look(look: Look, console: Console) -> None:
         *(f"  {lengths}" for lengths in look.lengths),
         f"\nTo look at: {len(look.findings) or 'nothing was found'}",
         *(f"  - {finding}" for finding in look.findings),
-        *(["\nGrades to check"] if look.grades else []),
-        *(
-            f"  {each.grade}: {each.prompt} -> {each.response} ({each.place})"
-            for each in look.grades
-        ),
         f"\nExamples, as the model sees them; what is learned is {marks}",
     ):
         console.say(line)
@@ -148,5 +143,4 @@ def render_look(look: Look, command: str) -> str:
         verdict=Headline(told, is_doubtful=bool(count)),
         place=command,
         look=look,
-        grades=[asdict(each) for each in look.grades],
     )

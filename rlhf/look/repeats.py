@@ -187,19 +187,16 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
         for index, row in enumerate(band):
             earlier = first.setdefault(row.tobytes(), index)
             is_new = earlier != index and index not in found
-            if is_new and jaccard(plain[index], plain[earlier]) >= NEAR:
+            if is_new and _jaccard(plain[index], plain[earlier]) >= NEAR:
                 found[index] = earlier
     return sorted(found.items())
 
 
-def _pieces(text: str) -> set[str]:
-    text = text.ljust(LETTERS)
-    return {text[start : start + LETTERS] for start in range(len(text) - LETTERS + 1)}
-
-
-def jaccard(one: str, other: str) -> float:
+def _jaccard(one: str, other: str) -> float:
     """Return the share of the different pieces of two texts that are in both."""
-    a, b = _pieces(one), _pieces(other)
+    a, b = (
+        {each[n : n + LETTERS] for n in range(len(each) - LETTERS + 1)} for each in (one, other)
+    )
     return len(a & b) / len(a | b)
 
 

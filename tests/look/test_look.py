@@ -139,24 +139,6 @@ def test_conversations_that_end_with_the_user_are_counted_with_rows(
     assert "  - 1 examples have an empty turn, which is skipped (a.jsonl, row 10)" in lines
 
 
-def test_grades_to_check_are_shown(look: Look, tmp_path: Path) -> None:
-    rows = [
-        {"prompt": f"What is {n}?", "completion": f"A number\n of {n}.", "label": n % 2 == 0}
-        for n in range(40)
-    ]
-    file = write(tmp_path / "a.jsonl", rows)
-    words = (file, "phase=reward", "reward.loss=classification")
-    lines = look(*words).splitlines()
-    shown = [line for line in lines[lines.index("Grades to check") :] if " -> " in line]
-    assert len(shown) == 20
-    assert [line[:6] for line in shown] == ["  good"] * 10 + ["  bad:"] * 10
-    assert all("A number of " in line for line in shown)
-    assert "  good: What is 8? -> A number of 8. (a.jsonl, row 9)" in shown
-    page = tmp_path / "page.html"
-    look(*words, "--html", page)
-    assert "A number of 8." in page.read_text()
-
-
 def test_json_has_one_schema(
     look: Look, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,7 +185,7 @@ def test_what_is_learned_is_green_on_a_terminal() -> None:
     shown = ShownExample("sft learns", "a.jsonl, row 1", 9, [Span("Q:", False), Span(" a", True)])
     out = StringIO()
     console = Console(log_every=1, file=out, force_terminal=True)
-    print_look(Figures([], [], "t", "plain", [], [], [], [shown]), console)
+    print_look(Figures([], [], "t", "plain", [], [], [shown]), console)
     assert "Q:\x1b[32m a\x1b[0m" in out.getvalue()
     assert "[[" not in out.getvalue()
 

@@ -7,7 +7,16 @@ import pytest
 from rlhf.data.records import Message, Record
 from rlhf.look.odd_responses import find_odd_responses
 from rlhf.look.repeats import DataFinding
-from tests.look.invented import polite, record
+
+TOWNS = "Oslo Lima Cairo Quito Hanoi Accra Perth Turin".split()
+
+
+def polite(n: int) -> str:
+    return f" Gladly! Please look in {TOWNS[n % 8]} for number {n} first."
+
+
+def record(n: int, chosen: str, rejected: str | None = None, grade: bool | None = None) -> Record:
+    return Record(f"Where is shop {n}?", chosen, rejected, grade=grade, place=("a.csv", n))
 
 
 def by_kind(found: Iterable[DataFinding]) -> dict[str, DataFinding]:
