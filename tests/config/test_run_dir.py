@@ -97,8 +97,8 @@ def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path)
         make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
 
 
-def test_a_task_of_a_cloud_that_is_started_again_finds_its_run(config: MakeConfig) -> None:
-    """As examples/cloud: the same command with run_dir and resume=auto, begun and continued."""
+def test_a_command_that_is_started_again_finds_its_run(config: MakeConfig) -> None:
+    """As on a cloud: the same command with run_dir and resume=auto, begun and continued."""
     asked = config("run_dir=mine")
     first = make_run_dir(asked, job_dir=None, now=NOW, continues=True)
     write_frozen_config(asked, first)

@@ -57,8 +57,6 @@ RUN_ELSEWHERE = {
     "python -m rlhf.export RUN_DIR --bundle best.zip": "tests/test_bundle.py",
     "python -m rlhf.export RUN_DIR --bundle best.zip --push OWNER/NAME": "tests/test_bundle.py",
     "python -m rlhf.runs import best.zip": "tests/test_bundle.py",
-    "python -m tools.cloud_files FOLDER hardware=8xh100_80g hardware.nodes=2 model=qwen3_8b "
-    "data=rm_static": "tests/tools/test_cloud_files.py",
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
