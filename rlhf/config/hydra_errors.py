@@ -300,37 +300,11 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
-        hint = _machine_hint(option, error.options) or hint
         hint += (
             "; for another machine, copy conf/hardware/template.yaml to "
             f"conf/hardware/{option}.yaml and fill in the machine's figures"
         )
     return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
-
-
-def _machine_hint(typed: str, profiles: Sequence[str]) -> str:
-    """Return "; did you mean ...?" for a GPU or node typed as 4090, A100-80GB or 2xL4, or ""."""
-    number, card = re.findall(r"^(?:(\d+)x)?(.*)", _normalise_machine_name(typed))[0]
-    for words, ranks in ((_normalise_machine_name(typed), ""), (card, number)):
-        plain = {profile: _normalise_machine_name(profile) for profile in profiles}
-        cards = {
-            profile: _normalise_machine_name(profile.rpartition("_")[0]) for profile in profiles
-        }
-        ways = (
-            [profile for profile in profiles if cards[profile] == words],
-            [profile for profile in profiles if plain[profile].startswith(words)],
-            [profile for profile in profiles if words in plain[profile]],
-        )
-        if words and (found := next(filter(None, ways), None)):
-            more = f" hardware.ranks_per_node={ranks}" if ranks else ""
-            meant = (f"hardware={profile}{more}" for profile in found)
-            return f"; did you mean {' or '.join(meant)}?"
-    return ""
-
-
-def _normalise_machine_name(name: str) -> str:
-    """Return a machine's name without the maker, punctuation and case; GB becomes g."""
-    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower()).replace("gb", "g")
 
 
 def _explain_non_text_option(overrides: Sequence[str]) -> str:
