@@ -1,6 +1,6 @@
 """Print a comparison of runs in 80 columns, and write its page; for a sweep, also its results.
 
-The page (of a sweep: ``sweep.html``) shows the settings, their curves and the effect of parameters.
+The page (of a sweep: ``sweep.html``) shows the settings and their curves.
 It is one file that loads nothing. It is made only from files of the runs, so a sweep that was
 stopped has a page too.
 """
@@ -8,7 +8,6 @@ stopped has a page too.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,10 +23,8 @@ from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
     FEWEST_SEEDS,
-    ComparedRun,
     Setting,
     Tried,
-    command_line_text,
     estimate_text,
     find_run_folders,
     find_tried,
@@ -35,7 +32,6 @@ from rlhf.report.comparison import (
     read_compared_run,
 )
 from rlhf.report.differences import (
-    UNCOMPARED,
     SettingsComparison,
     compare_with_first,
     comparison_json,
@@ -46,8 +42,6 @@ from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
     KL,
     frontier_chart,
-    is_number,
-    parameter_chart,
     setting_curves,
 )
 from rlhf.run.console import build_console
@@ -61,8 +55,6 @@ STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
-BINS = 4  # ranges into which the values of a parameter with many numbers are divided
-FEWEST_RUNS = 3  # fewest runs per value, or range of values, to compute an importance
 DOUBTS = {  # the sentence for each verdict that reports no difference
     "-": "no difference from the reference can be told",
     "one seed": "one seed tells nothing: give three or more",
@@ -288,46 +280,6 @@ def sweep_page(
     )
 
 
-def parameter_importances(
-    runs: Sequence[ComparedRun], keys: Sequence[str], title: str
-) -> dict[str, float | None]:
-    """Return, for each key that varies, the share of a measure's variance that it explains alone.
-
-    ``title`` names the measure. The share is epsilon squared (Kelley 1935,
-    https://doi.org/10.1073/pnas.21.9.554), which subtracts the share explained by chance. With too
-    few runs, it is None. The values of keys with many numbers are grouped into ranges.
-    """
-    found: dict[str, float | None] = {}
-    for key in keys:
-        groups = _measures_by_value(runs, key, title)
-        values = [run.measures[title] for run in runs]
-        total = statistics.pvariance(values) * len(values)
-        if total == 0 or len({command_line_text(run.keys.get(key)) for run in runs}) == 1:
-            continue
-        if len(groups) == 1 or len(values) < FEWEST_RUNS * len(groups):
-            found[key] = None
-            continue
-        freedom = len(values) - len(groups)
-        within = sum(statistics.pvariance(group) * len(group) for group in groups) / freedom
-        found[key] = max(0.0, (total - within * (len(values) - 1)) / total)
-    return dict(sorted(found.items(), key=lambda each: -(each[1] or 0.0)))
-
-
-def _measures_by_value(runs: Sequence[ComparedRun], key: str, title: str) -> list[list[float]]:
-    """Return the runs' measure ``title``, grouped by value of ``key`` or by range of values."""
-    values = [run.keys.get(key) for run in runs]
-    names = [command_line_text(value) for value in values]
-    if len(set(names)) * FEWEST_RUNS > len(runs) and all(map(is_number, values)):
-        bins = min(BINS, max(1, len(runs) // FEWEST_RUNS))
-        numbers = {place: value for place, value in enumerate(values) if is_number(value)}
-        for rank, place in enumerate(sorted(numbers, key=numbers.__getitem__)):
-            names[place] = str(bins * rank // len(runs))
-    groups: dict[str, list[float]] = {}
-    for name, run in zip(names, runs, strict=True):
-        groups.setdefault(name, []).append(run.measures[title])
-    return list(groups.values())
-
-
 def _headline(
     done: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
 ) -> Headline:
@@ -434,37 +386,13 @@ def _tables_and_charts(
 ) -> dict[str, Any]:
     """Return the tables and charts of settings with finished runs, by name; None without any."""
     done = [setting for _, setting in ranked]
-    runs = [run for setting in done for run in setting.finished_runs()]
     titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
     comparable = [title for title in titles if title not in found.left_out]
-    drawn = [title for title in comparable if _is_worth_drawing(title, done)]
-    keys = list(dict.fromkeys(key for setting in done for key in setting.values))
     goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
-    parts: dict[str, Any] = {
+    return {
         "table": _settings_table(ranked, titles, found, study) if ranked else None,
-        "varied": keys,
         "frontiers": [frontier_chart(goal, done) for goal in goals],
-        "parameters": None,
-        "explaining": None,
     }
-    if keys and len(keys) < len(done):
-        shares = {title: parameter_importances(runs, [*keys, "seed"], title) for title in drawn}
-        parts |= {
-            "parameters": [
-                parameter_chart(runs, key, title, is_alone=len(keys) == 1)
-                for key in keys
-                for title in drawn
-            ],
-            "importances": shares,
-            "explaining": list(dict.fromkeys(key for each in shares.values() for key in each)),
-        }
-    return parts
-
-
-def _is_worth_drawing(title: str, done: Sequence[Setting]) -> bool:
-    """Return False if a measure depends on the machine's load or is equal in all settings."""
-    means = {setting.estimates()[title].mean for setting in done}
-    return title not in UNCOMPARED and (len(means) > 1 or len(done) == 1)
 
 
 def _settings_table(

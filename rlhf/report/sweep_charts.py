@@ -1,4 +1,4 @@
-"""Build the charts of a sweep: frontiers, parameters, metrics over steps.
+"""Build the charts of a sweep: frontiers and metrics over steps.
 
 Points and lines have the number of their setting, so that the page's script can highlight them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from rlhf.base.intervals import Estimate, mean_of
 from rlhf.report.charts import (
@@ -18,24 +18,17 @@ from rlhf.report.charts import (
     Panel,
     Point,
     PointsByMetric,
-    Tick,
     line_chart,
-    number_text,
     read_metric_series,
 )
 from rlhf.report.comparison import (
-    ComparedRun,
     Setting,
-    command_line_text,
     estimate_text,
-    mean_over_seeds,
 )
 from rlhf.report.run_charts import ChartSection, x_axis_label
 from rlhf.run.metric_table import METRICS
 
 KL = "KL, nats"
-MOST_MARKS = 5  # with more values than this, not every value gets a mark on its axis
-WIDE_RATIO = 10  # axes are logarithmic if largest / smallest value is above this
 EVERYTHING = (-math.inf, math.inf)
 RANGES = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
@@ -88,49 +81,6 @@ def pareto_frontier(points: Sequence[Point]) -> list[int]:
     return kept
 
 
-def parameter_chart(
-    runs: Sequence[ComparedRun], parameter: str, measure: str, *, is_alone: bool
-) -> Chart | None:
-    """Return a chart of a measure over the values of a parameter, with 95 % intervals.
-
-    Values that are not numbers are spaced equally, and no line joins them. Values that were tried
-    only once are joined only if ``is_alone``, which means that no other parameter was varied:
-    otherwise the line would also show the effect of other parameters.
-    """
-    by_text: dict[str, tuple[object, list[float]]] = {}
-    for run in runs:
-        value = run.keys.get(parameter)
-        by_text.setdefault(command_line_text(value), (value, []))[1].append(run.measures[measure])
-    groups = list(by_text.values())
-    if all(is_number(value) for value, _ in groups):
-        groups.sort(key=lambda group: float(str(group[0])))
-    values = [value for value, _ in groups]
-    found = [mean_over_seeds(measures) for _, measures in groups]
-    numbers = [float(value) for value in values if is_number(value)]
-    if len(numbers) < len(values):
-        places = [float(index) for index in range(len(values))]
-        x_ticks: list[Tick] | None = [
-            Tick(at, command_line_text(value)) for at, value in zip(places, values, strict=True)
-        ]
-    else:
-        place = math.log10 if _spans_decades(numbers) else float
-        places = [place(each) for each in numbers]
-        marks = numbers if len(numbers) <= MOST_MARKS else _powers_of_ten(numbers)
-        x_ticks = [Tick(place(each), number_text(each)) for each in marks] or None
-    halves = [_half_width_to_draw(each, measure) for each in found]
-    points = [(at, each.mean) for at, each in zip(places, found, strict=True)]
-    is_joined = len(numbers) >= FEWEST_JOINED and (is_alone or all(each.size > 1 for each in found))
-    names = [f"{parameter}={command_line_text(value)}" for value in values]
-    line = Line(measure, points, halves, is_joined, names=names)
-    chart = line_chart(f"{parameter}: {measure}", [line], x_label=parameter, x_ticks=x_ticks)
-    return _note_hidden_intervals(chart, found, halves)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Return True if ``value`` is an int or a float but not a bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _half_width_to_draw(found: Estimate, measure: str) -> float:
     """Return the half-width to draw; 0 (no interval) if the interval has impossible values."""
     least, most = RANGES.get(measure, EVERYTHING)
@@ -145,18 +95,6 @@ def _note_hidden_intervals(
     hidden = sum(each.half > half for each, half in zip(found, halves, strict=True))
     note = f"Intervals that reach beyond what is possible are not drawn: {hidden}."
     return chart._replace(note=note) if chart and hidden else chart
-
-
-def _spans_decades(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) > WIDE_RATIO * min(values)
-
-
-def _powers_of_ten(values: Sequence[float]) -> list[float]:
-    """Return the powers of ten within a wide range of values; [] if the range is narrow."""
-    if not _spans_decades(values):
-        return []
-    lowest, highest = math.ceil(math.log10(min(values))), math.floor(math.log10(max(values)))
-    return [10.0**power for power in range(lowest, highest + 1)]
 
 
 class SettingCurves(NamedTuple):
