@@ -16,7 +16,8 @@ def polite(n: int) -> str:
 
 
 def record(n: int, chosen: str, rejected: str | None = None, grade: bool | None = None) -> Record:
-    return Record(f"Where is shop {n}?", chosen, rejected, grade=grade, place=("a.csv", n))
+    prompt = f"\n\nHuman: Where is shop {n}?\n\nAssistant:"
+    return Record(prompt, chosen, rejected, grade=grade, place=("a.csv", n))
 
 
 def by_kind(found: Iterable[DataFinding]) -> dict[str, DataFinding]:
