@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # Pages outside docs/, and their names in the site.
 TOP = {
     "README.md": "index.md",
+    "AGENTS.md": "AGENTS.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "SECURITY.md": "SECURITY.md",
     "CHANGELOG.md": "CHANGELOG.md",
