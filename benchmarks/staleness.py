@@ -30,12 +30,6 @@ CORRECTIONS: Mapping[str, Sequence[str]] = {
         f"{WEIGHTS}_mode=mask",
         f"{WEIGHTS}_cap=2",
     ),
-    "the same, dealt at random": (
-        f"{WEIGHTS}=sequence",
-        f"{WEIGHTS}_mode=mask",
-        f"{WEIGHTS}_cap=2",
-        f"{WEIGHTS}_control=true",
-    ),
     "decoupled, token, masked above 5": (
         f"{WEIGHTS}=token",
         f"{WEIGHTS}_mode=mask",

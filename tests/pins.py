@@ -67,8 +67,6 @@ RUNS = {
     "lag, beside training": f"{ALL} ppo.steps=4 rollout.lag=1 rollout.overlap=true",
     "correction": f"""{RULE} ppo.steps=4 rollout.lag=2 ppo.rollout_correction=sequence
         ppo.rollout_correction_mode=mask ppo.rollout_correction_floor=0.5""",
-    "A-3PO": f"""{RULE} ppo.steps=4 rollout.lag=2 ppo.rollout_correction=token
-        ppo.proximal_policy=interpolated""",
     "vine": f"""{RULE} ppo.rollout_correction=token ppo.value_targets=monte_carlo
         ppo.value_branches=3 ppo.critic_check.every=1 ppo.critic_check.states=8
         ppo.critic_check.branches=4""",

@@ -31,7 +31,7 @@ from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits,
 from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
-from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy, RolloutCorrection
+from rlhf.options.corrections.keys import CorrectionMode, RolloutCorrection
 
 EXACT = 1e-10  # bias of a gradient that is right
 PEERS_EXACT = 1e-6  # some functions of other projects compute in fp32
@@ -122,11 +122,6 @@ BLOCKS: Mapping[str, tuple[str, tuple[Row, ...]]] = {
                 4,
             ),
             Row("lag 4, geometric, mask", {"lam": 1.0, **_correct("geometric", **MASK)}, 4),
-            Row(
-                "lag 4, token, cap 2, A-3PO",
-                {"lam": 1.0, **_correct("token", proximal_policy=ProximalPolicy.interpolated)},
-                4,
-            ),
         ),
     ),
     "Combinations": (

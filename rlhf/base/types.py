@@ -103,7 +103,6 @@ class Rollout(NamedTuple):
     parts: TermScores | None = None  # scores_B is the parts' weighted sum; None: no parts
     last_values_B: Tensor | None = None  # values after the last token
     reuses_logprobs: bool = False  # logprobs_BT were measured by the rollout backend
-    policy_age: int = 0  # PPO steps between the weights that sampled and the weights that learn
     measures: Mapping[str, Tensor] = {}
     extras: Mapping[str, Any] = {}
 

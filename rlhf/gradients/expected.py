@@ -203,7 +203,7 @@ class TinyStep:
         targets = method.make_targets(rollout, rows.weights_B)
         surrogate = method.surrogate or SURROGATES[config.ppo.surrogate]
         for hook in method.hooks:
-            surrogate = hook.change_surrogate(surrogate, rollout)
+            surrogate = hook.change_surrogate(surrogate)
         if len(chosen) < len(rows.weights_B):
             rows, rollout = take_rows(rows, [*chosen]), take_rows(rollout, [*chosen])
             targets = targets._replace(advantages=take_rows(targets.advantages, [*chosen]))
@@ -260,7 +260,6 @@ class TinyStep:
             self.task.scores_QA[place],
             last_values_B=torch.zeros(size, dtype=torch.float64),
             reuses_logprobs=reuses,
-            policy_age=config.rollout.lag,
         )
 
     def _exact_values(self, targets: Targets) -> Tensor:

@@ -27,7 +27,6 @@ from rlhf.algorithms.ppo import gspo_loss, policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
-    interpolate_logprobs,
     rollout_weights,
 )
 from tests.algorithms import loop_reference as reference
@@ -233,19 +232,12 @@ levels = st.sampled_from(["token", "sequence", "geometric"])
 
 
 @quick
-@given(batch=batches, level=levels, masks=st.booleans(), share=st.sampled_from([None, 0.5, 1.0]))
-def test_a_weighted_loss_is_decoupled(
-    batch: Batch, level: CorrectionLevel, masks: bool, share: float | None
-) -> None:
-    """The clip holds around the proximal policy, and the weight is its ratio to the sampler.
-
-    ``share`` is A-3PO's; the weights and the proximal policy have no slope.
-    """
+@given(batch=batches, level=levels, masks=st.booleans())
+def test_a_weighted_loss_is_decoupled(batch: Batch, level: CorrectionLevel, masks: bool) -> None:
+    """The clip holds around the proximal policy; the weight, its ratio to the sampler, is fixed."""
     keep, sampled_BT, advantages_BT = batch.keep_BT, batch.reference_logprobs_BT, batch.values_BT
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
     proximal_BT = batch.old_logprobs_BT
-    if share is not None:
-        proximal_BT = interpolate_logprobs(logprobs_BT, sampled_BT, share=share)
     limits = {"masks": masks, "cap": 1.2, "floor": 0.8}
     found = rollout_weights(proximal_BT, sampled_BT, keep, level=level, **limits)
     weighted_BT = advantages_BT * found.weights_BT
@@ -253,9 +245,6 @@ def test_a_weighted_loss_is_decoupled(
 
     tensors = (batch.logprobs_BT, batch.old_logprobs_BT, sampled_BT, advantages_BT)
     logprobs, proximal, sampled, advantages = (rows_of(x, keep) for x in tensors)
-    if share is not None:
-        pairs = [zip(*rows, strict=True) for rows in zip(logprobs, sampled, strict=True)]
-        proximal = [[share * q + (1 - share) * p for p, q in row] for row in pairs]
     weights, limited = reference.rollout_weights(proximal, sampled, level, **limits)
     assert_close(found.weights_BT[keep], [x for row in weights for x in row], atol=TOLERANCE)
     assert found.weights_BT[~keep].eq(1).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.types import Rollout, StatefulWithTensors
+from rlhf.base.types import StatefulWithTensors
 from rlhf.config.choices import When
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn, StepSampler
 from rlhf.options.ahead.overlapped_sampling import SamplingProcesses
@@ -22,10 +22,6 @@ class AheadHook(PpoHook):
     def logprob_reuse_mode_for_auto(self) -> When | None:
         """Return ``When.always``: PPO's ratio must compare with the policy that sampled."""
         return When.always
-
-    def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return the rollout with the age, in steps, of the policy that sampled it."""
-        return rollout._replace(policy_age=min(self.config.rollout.lag, trainer.steps_done))
 
     def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
         """Replace the engine's backend; return the pending responses, which checkpoints store."""

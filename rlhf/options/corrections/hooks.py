@@ -11,21 +11,18 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from rlhf.algorithms.ppo import PolicyLoss
 from rlhf.base.metrics import Mean, Metrics, Minimum, Moments
-from rlhf.base.random_streams import random_stream
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout
 from rlhf.config.choices import When
 from rlhf.options import PpoConfig
-from rlhf.options.corrections.keys import CorrectionMode, ProximalPolicy, RolloutCorrection
+from rlhf.options.corrections.keys import CorrectionMode, RolloutCorrection
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
     RolloutWeights,
-    interpolate_logprobs,
     off_policy_mask,
     rollout_weights,
     sampled_units,
@@ -39,8 +36,8 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 class CorrectionHook(PpoHook):
     """A hook that multiplies a step's advantages by importance weights once, before the updates.
 
-    If the proximal policy is interpolated, the loss of each update is weighed instead. With
-    ppo.off_policy_mask_kl each update also masks the responses that the policy has left behind.
+    With ppo.off_policy_mask_kl each update also masks the responses that the policy has left
+    behind.
     """
 
     @property
@@ -48,48 +45,18 @@ class CorrectionHook(PpoHook):
         return self.config.ppo.rollout_correction is not RolloutCorrection.none
 
     @property
-    def _is_interpolated(self) -> bool:
-        """Return True if the proximal policy changes with every update."""
-        return self.config.ppo.proximal_policy is ProximalPolicy.interpolated
-
-    @property
     def logprob_reuse_mode_for_auto(self) -> When | None:
-        """Return ``always`` for an interpolated proximal policy; weights need ``never``."""
-        if not self._weighs:
-            return None
-        return When.always if self._is_interpolated else When.never
+        """Return ``When.never``: weights need log-probs by the policy at the step's start."""
+        return When.never if self._weighs else None
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Add the step that weighs advantages, unless the loss of each update weighs them."""
-        if self._is_interpolated or not self._weighs:
-            return steps
-        return {**steps, "weigh": self._weigh_advantages}
+        """Add the step that weighs advantages."""
+        return {**steps, "weigh": self._weigh_advantages} if self._weighs else steps
 
-    def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return the loss with an interpolated proximal policy, and with a mask, if configured."""
-        if self._is_interpolated:
-            surrogate = self._interpolate(surrogate, rollout)
+    def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
+        """Return the loss with a mask, if configured."""
         max_kl = self.config.ppo.off_policy_mask_kl
         return surrogate if max_kl is None else _mask_off_policy(surrogate, max_kl)
-
-    def _interpolate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return ``surrogate`` with the interpolated proximal policy as its old policy."""
-        share = self.config.ppo.proximal_share
-        if share is None:  # use A-3PO's share, https://arxiv.org/abs/2512.06547
-            share = 1.0 / max(1, rollout.policy_age)
-
-        def interpolated_surrogate(
-            inputs: SurrogateInputs, config: PpoConfig, total: Total, /
-        ) -> tuple[PolicyLoss, Metrics]:
-            logprobs_BT, sampled_BT, advantages_BT, keep_BT = inputs
-            old_BT = interpolate_logprobs(logprobs_BT, sampled_BT, share=share)
-            weights = compute_rollout_weights(config, old_BT, sampled_BT, keep_BT)
-            weighed_BT = advantages_BT * weights.weights_BT
-            weighed = SurrogateInputs(logprobs_BT, old_BT, weighed_BT, keep_BT)
-            loss, metrics = surrogate(weighed, config, total)
-            return loss, metrics | correction_metrics(weights, keep_BT)
-
-        return interpolated_surrogate
 
     def prepare_rollout(
         self, trainer: PPOTrainer, rollout: Rollout
@@ -105,18 +72,21 @@ class CorrectionHook(PpoHook):
     def _weigh_advantages(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
         """Multiply advantages by importance weights, if log-probs were measured while sampling.
 
-        Weights are not negative, so the loss of a token is multiplied by its weight too. The random
-        numbers of ppo.rollout_correction_control are keyed by step and rank.
+        Weights are not negative, so the loss of a token is multiplied by its weight too.
         """
         config, sampled_BT = maker.config, rollout.responses.logprobs_BT
         if sampled_BT is None:
             return targets
-        shuffle, keep_BT = None, rollout.responses.keep_BT
-        if config.rollout_correction_control:
-            names = ("correction_control", str(rollout.prompts.step), maker.ranks.rank)
-            shuffle = random_stream(self.config.seed, *names)
-        weights = compute_rollout_weights(config, rollout.logprobs_BT, sampled_BT, keep_BT, shuffle)
-        used = targets.advantages
+        keep_BT, used = rollout.responses.keep_BT, targets.advantages
+        weights = rollout_weights(
+            rollout.logprobs_BT,
+            sampled_BT,
+            keep_BT,
+            level=cast(CorrectionLevel, config.rollout_correction.value),
+            cap=config.rollout_correction_cap,
+            masks=config.rollout_correction_mode is CorrectionMode.mask,
+            floor=config.rollout_correction_floor,
+        )
         return targets._replace(
             advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
             metrics={**targets.metrics, **correction_metrics(weights, keep_BT)},
@@ -136,26 +106,6 @@ def _mask_off_policy(surrogate: Surrogate, max_kl: float) -> Surrogate:
         return loss, metrics | {"ppo/off_policy_masked_share": share}
 
     return masked_surrogate
-
-
-def compute_rollout_weights(
-    config: PpoConfig,
-    logprobs_BT: Tensor,
-    sampled_BT: Tensor,
-    keep_BT: Tensor,
-    shuffle: torch.Generator | None = None,
-) -> RolloutWeights:
-    """Return the importance weights of the proximal policy over the policy that sampled."""
-    return rollout_weights(
-        logprobs_BT,
-        sampled_BT,
-        keep_BT,
-        level=cast(CorrectionLevel, config.rollout_correction.value),
-        cap=config.rollout_correction_cap,
-        masks=config.rollout_correction_mode is CorrectionMode.mask,
-        floor=config.rollout_correction_floor,
-        shuffle=shuffle,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, ABOVE_0_TO_1, ABOVE_1, FROM_0_BELOW_1, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, Unread, key
 
 
 class RolloutCorrection(StrEnum):
@@ -24,13 +24,6 @@ class CorrectionMode(StrEnum):
     mask = "mask"
 
 
-class ProximalPolicy(StrEnum):
-    """Policies around which the ratio is clipped."""
-
-    step_start = "step_start"
-    interpolated = "interpolated"
-
-
 NO_CORRECTION = Unread(
     lambda ppo: ppo.rollout_correction is RolloutCorrection.none,
     "{group}.rollout_correction=none weighs nothing",
@@ -41,19 +34,14 @@ TRUNCATING = Unread(
     "{group}.rollout_correction_mode=truncate has only a cap",
     "add {group}.rollout_correction_mode=mask",
 )
-AT_STEP_START = Unread(
-    lambda ppo: ppo.proximal_policy is ProximalPolicy.step_start,
-    "{group}.proximal_policy=step_start does not interpolate",
-    "add {group}.proximal_policy=interpolated",
-)
 
 
 @dataclass(kw_only=True)
 class CorrectionKeys:
-    """Keys of the group ``ppo`` for importance weights, masks, and the proximal policy."""
+    """Keys of the group ``ppo`` for importance weights and masks."""
 
     rollout_correction: RolloutCorrection
-    """Weigh losses by p_proximal / p_sampled: of each token, or the product over the response
+    """Weigh losses by p_start / p_sampled: of each token, or the product over the response
     (sequence), or its geometric mean over the response (geometric)."""
     rollout_correction_mode: CorrectionMode = key(unread=[NO_CORRECTION])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
@@ -61,15 +49,9 @@ class CorrectionKeys:
     """Largest weight of rollout_correction."""
     rollout_correction_floor: float = key(FROM_0_BELOW_1, unread=[NO_CORRECTION, TRUNCATING])
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
-    rollout_correction_control: bool = key(unread=[NO_CORRECTION])
-    """Deal the weights to tokens, or responses, at random: a control for rollout_correction."""
     rollout_correction_lr: bool = key(unread=[NO_CORRECTION])
     """Multiply a step's learning rate of the actor by the square root of the effective sample size
     of the weights before their limits, as a share of their number (VCPO)."""
-    proximal_policy: ProximalPolicy
-    """The ratio is clipped around: the policy at the step's start, or A-3PO's interpolation."""
-    proximal_share: float | None = key(ABOVE_0_TO_1, unread=[AT_STEP_START])
-    """Share of the sampler in proximal_policy=interpolated; null: A-3PO's 1 / its age in steps."""
     off_policy_mask_kl: float | None = key(ABOVE_0)
     """KL(old || new) of a response, nats per token, above which its tokens with negative advantage
     are masked (DeepSeek-V3.2); null: none."""

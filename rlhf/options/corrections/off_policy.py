@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from rlhf.algorithms.ppo import MAX_LOG_RATIO
@@ -33,7 +32,6 @@ def rollout_weights(
     cap: float,
     masks: bool = False,
     floor: float = 0.0,
-    shuffle: torch.Generator | None = None,
 ) -> RolloutWeights:
     """Return importance weights of the tokens, limited in one of two ways.
 
@@ -48,24 +46,12 @@ def rollout_weights(
     https://doi.org/10.1198/106186008X320456. Masked token weights with a ``floor``: IcePop,
     https://arxiv.org/abs/2510.18855 section 2.3.2. Weights and masks of sequences:
     https://richardli.xyz/rl-collapse.
-
-    With ``shuffle``, the rank's weights are randomly permuted over its tokens, or at the other
-    levels over its responses. This is a control: it rejects exactly as many tokens or responses,
-    but independently of their probabilities.
     """
     log_ratio_BT = (logprobs_BT - sampled_logprobs_BT).masked_fill(~keep_BT, 0.0).detach()
-    if level == "token":
-        if shuffle is not None:
-            kept_N = log_ratio_BT[keep_BT]
-            log_ratio_BT = log_ratio_BT.masked_scatter(
-                keep_BT, kept_N[_draw_permutation(kept_N, shuffle)]
-            )
-    else:
+    if level != "token":
         log_ratio_B = log_ratio_BT.sum(dim=1)
         if level == "geometric":
             log_ratio_B = log_ratio_B / keep_BT.sum(dim=1).clamp(min=1)
-        if shuffle is not None:
-            log_ratio_B = log_ratio_B[_draw_permutation(log_ratio_B, shuffle)]
         log_ratio_BT = log_ratio_B[:, None].expand_as(keep_BT).masked_fill(~keep_BT, 0.0)
     weights_BT = log_ratio_BT.clamp(max=MAX_LOG_RATIO).exp()
     limited_BT = keep_BT & (weights_BT > cap)
@@ -100,19 +86,3 @@ def sampled_units(keep_BT: Tensor, *, level: CorrectionLevel) -> Tensor:
     These are all kept tokens or, if all tokens of a response have one weight, the first of them.
     """
     return keep_BT if level == "token" else keep_BT & (keep_BT.cumsum(dim=1) == 1)
-
-
-def interpolate_logprobs(
-    logprobs_BT: Tensor, sampled_logprobs_BT: Tensor, *, share: float
-) -> Tensor:
-    """Return A-3PO's log-probabilities of the proximal policy, https://arxiv.org/abs/2512.06547.
-
-    log p = share * log p_sampled + (1 - share) * log pi, where pi is the current policy; the
-    result has no gradient.
-    """
-    return share * sampled_logprobs_BT + (1.0 - share) * logprobs_BT.detach()
-
-
-def _draw_permutation(units: Tensor, shuffle: torch.Generator) -> Tensor:
-    """Return a random permutation of the indices of ``units``, drawn on the CPU."""
-    return torch.randperm(len(units), generator=shuffle).to(units.device)

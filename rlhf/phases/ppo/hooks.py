@@ -66,8 +66,8 @@ class PpoHook:
         """Return the steps from scores to advantages, with steps added or replaced."""
         return steps
 
-    def change_surrogate(self, surrogate: Surrogate, rollout: Rollout) -> Surrogate:
-        """Return ``surrogate``, changed or replaced for the updates on ``rollout``."""
+    def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
+        """Return ``surrogate``, changed or replaced."""
         return surrogate
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:

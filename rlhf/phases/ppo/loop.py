@@ -212,7 +212,7 @@ class PPOTrainer:
         learned_BT = learned_tokens(config, rollout)
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
-            surrogate = hook.change_surrogate(surrogate, rollout)
+            surrogate = hook.change_surrogate(surrogate)
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
         for rows in self._mini_batch_rows(rollout):

@@ -20,8 +20,8 @@ from tests.runtime.test_launcher import children, wait_for
 
 # Gradients of few threads differ in rounding from those of many.
 ONE_CORE = ["hardware.cores_per_rank=1", "ppo.steps=4"]
-CONTROL = ["ppo.rollout_correction=token", "ppo.rollout_correction_mode=mask"]
-CONTROL += ["ppo.rollout_correction_cap=1.05", "ppo.rollout_correction_control=true"]
+MASKED = ["ppo.rollout_correction=token", "ppo.rollout_correction_mode=mask"]
+MASKED += ["ppo.rollout_correction_cap=1.05"]
 
 
 class Actor:
@@ -152,8 +152,8 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
 
 @pytest.mark.slow
 def test_sampling_beside_training_changes_no_file(tiny_run: Path, tmp_path: Path) -> None:
-    """With GAE and the control, in two processes; tests/exact_ahead.py has more."""
-    words = [*ONE_CORE, *CONTROL, "phase=ppo", f"from_run={tiny_run}", "rollout.lag=2"]
+    """With GAE and masked tokens, in two processes; tests/exact_ahead.py has more."""
+    words = [*ONE_CORE, *MASKED, "phase=ppo", f"from_run={tiny_run}", "rollout.lag=2"]
     in_turn = finished(tmp_path / "in_turn", *words)
     beside = finished(tmp_path / "beside", *words, "rollout.overlap=true", "rollout.samplers=2")
     assert not differing_files(in_turn, beside)

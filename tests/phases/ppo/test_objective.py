@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
-from rlhf.options.corrections.keys import ProximalPolicy, RolloutCorrection
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import Objective
 from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, learned_tokens
@@ -32,7 +31,7 @@ from tests.algorithms.padded_batches import assert_close, quick
 from tests.algorithms.test_against_reference import Batch, assert_rows, batches, rows_of
 from tests.phases.ppo.ppo_pieces import engine_config
 
-MAX_TOKENS, KL_COEF, ENTROPY_COEF, MAX_KL, SHARE = 9, 0.3, 0.2, 0.05, 0.4
+MAX_TOKENS, KL_COEF, ENTROPY_COEF, MAX_KL = 9, 0.3, 0.2, 0.05
 Loop = Callable[[Rows, Rows, Rows, Rows], float]  # of the policy, still, old policy, advantages
 
 
@@ -55,13 +54,6 @@ def mask(loop: Loop, policy: Rows, still: Rows, old: Rows, advantages: Rows) -> 
     return loop(policy, still, old, products(advantages, kept))
 
 
-def interpolate(policy: Rows, still: Rows, old: Rows, advantages: Rows) -> float:
-    pairs = [zip(*rows, strict=True) for rows in zip(old, still, strict=True)]
-    proximal = [[SHARE * q + (1 - SHARE) * p for q, p in row] for row in pairs]
-    weights, _ = reference.rollout_weights(proximal, old, "token", masks=False, cap=1.1, floor=0)
-    return clip(policy, still, proximal, products(advantages, weights))
-
-
 class Case(NamedTuple):
     """A row of the table: keys of PPO, and the loop of the surrogate that they select."""
 
@@ -73,12 +65,6 @@ GSPO = {"cliprange": 0.05, "cliprange_high": 0.1}
 CISPO = {"cliprange_high": 0.2}
 CLIP = {"cliprange": 0.2, "cliprange_high": 0.3, "dual_clip": 1.05}
 DPPO = {"cliprange": 0.02, "cliprange_high": 0.05}
-A_3PO = {
-    "rollout_correction": RolloutCorrection.token,
-    "rollout_correction_cap": 1.1,
-    "proximal_policy": ProximalPolicy.interpolated,
-    "proximal_share": SHARE,
-}
 SURROGATE_CASES = {
     name: Case({**keys, "surrogate": SurrogateName(name)}, loop)
     for name, keys, loop in (
@@ -101,7 +87,6 @@ TABLE = {
     **SURROGATE_CASES,
     **MASKED_CASES,
     **KL_CASES,
-    "proximal_policy": Case(CLIP | A_3PO, interpolate),
     "missing_end_mask": Case({**CLIP, "missing_end_mask": True, "entropy_coef": ENTROPY_COEF}),
     "entropy_coef": Case({**CLIP, "entropy_coef": ENTROPY_COEF}),
 }
@@ -140,10 +125,10 @@ def test_loss_and_gradient_are_those_of_a_loop(
     batch = batch._replace(logprobs_BT=logprobs_BT, old_logprobs_BT=old_BT)
     config = engine_config()
     ppo = replace(config.ppo, loss_aggregation=aggregation, **TABLE[name].keys)
-    rollout: Any = SimpleNamespace(responses=batch, policy_age=1)
+    rollout: Any = SimpleNamespace(responses=batch)
     surrogate = SURROGATES[ppo.surrogate]
     for hook in build_hooks(replace(config, ppo=ppo)):
-        surrogate = hook.change_surrogate(surrogate, rollout)
+        surrogate = hook.change_surrogate(surrogate)
     nothing: Any = None
     keep_BT = learned_tokens(ppo, rollout)
     mean = Aggregation.build_for_mini_batch(ppo, keep_BT, Ranks(), max_tokens=MAX_TOKENS)
