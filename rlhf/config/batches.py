@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Phase, Unpaired
+from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import hooks_of
 
@@ -92,14 +92,9 @@ def build_batch_plan(
     return BatchPlan(per_rank=per_rank, micro=micro_batch_size, accumulation=accumulation)
 
 
-def unpaired_feedback(config: RunConfig, phase: Phase) -> Unpaired | None:
-    """Return the feedback on single responses that a phase learns from; None: from none."""
-    return config.reward.unpaired if phase is Phase.reward else None
-
-
 def sequences_per_example(config: RunConfig, phase: Phase) -> int:
     """Return 2 if an example of the phase is a pair of sequences, otherwise 1."""
-    is_paired = phase.phase_in_split is Phase.reward and unpaired_feedback(config, phase) is None
+    is_paired = phase is Phase.dpo or (phase is Phase.reward and config.reward.unpaired is None)
     return 2 if is_paired else 1
 
 

@@ -9,7 +9,7 @@ by PPO on, a prompt whose answers an earlier phase was trained on.
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -174,20 +174,19 @@ def describe_division(
 
 
 def check_usable_examples(
-    parts: dict[Phase, PhaseData], phases: Sequence[Phase], unpaired: Container[Phase] = ()
+    parts: dict[Phase, PhaseData], phases: Sequence[Phase], *, learns_grades: bool = False
 ) -> None:
     """Raise a DataError if one of ``phases`` has no usable training or held-out examples.
 
-    The phases in ``unpaired`` learn from single responses with a grade.
+    If ``learns_grades``, the reward model learns from single responses with a grade.
     """
     for phase in phases:
         part = parts[phase.phase_in_split]
         for side, records in (("train on", part.train), ("hold out", part.eval)):
-            if phase in unpaired and any(record.grade is not None for record in records):
+            if learns_grades and phase is Phase.reward and _have_grades(records):
                 continue
             if not any(_is_usable(record, phase) for record in records):
-                is_graded = any(record.grade is not None for record in records)
-                if phase.phase_in_split is Phase.reward and is_graded:
+                if phase.phase_in_split is Phase.reward and _have_grades(records):
                     raise DataError(
                         f"data: the {phase} phase learns from pairs of responses, and its examples "
                         "are single responses with a grade. A reward model learns from marks with "
@@ -207,6 +206,10 @@ def check_usable_examples(
                     f"to {side} among its {len(records)} examples. Choose another data set "
                     f"(docs/data.md){fix if others else ''}."
                 )
+
+
+def _have_grades(records: Iterable[Record]) -> bool:
+    return any(record.grade is not None for record in records)
 
 
 def _is_usable(record: Record, phase: Phase) -> bool:

@@ -37,7 +37,6 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, check_files, file_identities
 from rlhf.base.stored_files import OTHERS, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
-from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
@@ -93,7 +92,8 @@ def find_token_limit(phase: Phase, config: RunConfig) -> Limit:
 
 def find_examples(phase: Phase, config: RunConfig) -> Examples:
     """Return the examples that a phase learns from, a key of ``COLUMNS_OF``."""
-    return unpaired_feedback(config, phase) or phase
+    unpaired = config.reward.unpaired if phase is Phase.reward else None
+    return unpaired or phase
 
 
 def _add_row(

@@ -253,9 +253,8 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
         return {}
     config, phase = scene.config, scene.phase
     settings = getattr(config, phase.value)
-    pair = 1 if phase is Phase.sft else 2
     held_out = min(scene.load.held_out, settings.eval_examples)
-    evaluated = pair * held_out / num_ranks(config)
+    evaluated = sequences_per_example(config, phase) * held_out / num_ranks(config)
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlhf.base.seams import SourcesSeam
-from rlhf.config.batches import unpaired_feedback
 from rlhf.config.choices import LossOn, Phase, TrainOn
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
@@ -75,5 +74,5 @@ def _describe_parts(
                 "assigned to a phase that does not use their data set"
             )
     order = config.phase.order
-    check_usable_examples(parts, order, [p for p in order if unpaired_feedback(config, p)])
+    check_usable_examples(parts, order, learns_grades=config.reward.unpaired is not None)
     say(describe_division(parts, order))

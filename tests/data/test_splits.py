@@ -361,7 +361,7 @@ def test_single_responses_with_a_grade_need_a_loss_that_reads_grades(
         said = rf"the {phase} phase learns from pairs .* reward\.loss=regression"
         with pytest.raises(DataError, match=said):
             check_usable_examples(parts, [phase])
-    check_usable_examples(parts, [Phase.reward], [Phase.reward])
+    check_usable_examples(parts, [Phase.reward], learns_grades=True)
     check_usable_examples(parts, [Phase.ppo])
 
 

@@ -20,7 +20,7 @@ from rlhf.plan.phase_costs import cuda_graph_bytes, plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, plan_run
-from rlhf.plan.steps import assume_loads
+from rlhf.plan.steps import Load, assume_loads
 from rlhf.plan.time_model import CostModel
 from tests.plan.planned import Compose, changed, named, run_of
 
@@ -297,6 +297,15 @@ def test_branches_are_sampled_from_the_middle_and_scored(
     found = phase(eight_gpus(compose, override), Phase.ppo).step_seconds
     whole = found["generate"] / 2 + found["score"]
     assert found["branch"] == pytest.approx(branches * whole)
+
+
+def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> None:
+    load, seconds = Load(steps=9, lengths=(10,), held_out=64), []
+    for loss, micro in (("end", 8), ("classification", 16)):
+        words = ("phase=reward", f"reward.loss={loss}", f"reward.micro_batch_size={micro}")
+        (planned,) = plan_run(run_of(compose, *words), {Phase.reward: load}).phases
+        seconds.append(planned.other_seconds["evaluate"])
+    assert seconds[0] == pytest.approx(2 * seconds[1])
 
 
 def test_unknown_steps_count_as_one(compose: Compose) -> None:
