@@ -17,14 +17,13 @@ import yaml
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
-from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.freeze import FROZEN
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
-    FEWEST_SEEDS,
     Setting,
     Tried,
+    describe_unlikeness,
     estimate_text,
     find_run_folders,
     find_tried,
@@ -32,11 +31,13 @@ from rlhf.report.comparison import (
     read_compared_run,
 )
 from rlhf.report.differences import (
+    NOT_COMPARED,
+    UNCLEAR,
     SettingsComparison,
     compare_with_first,
     comparison_json,
 )
-from rlhf.report.first_screen import Tile
+from rlhf.report.first_screen import MEANINGS, Tile
 from rlhf.report.gain import read_gain
 from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import (
@@ -56,7 +57,7 @@ SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
 DOUBTS = {  # the sentence for each verdict that reports no difference
-    "-": "no difference from the reference can be told",
+    "-": "no difference from the baseline can be told",
     "one seed": "one seed tells nothing: give three or more",
     "two seeds": "two seeds tell nothing: give three or more",
     "no spread": "no spread between seeds",
@@ -89,7 +90,7 @@ def print_comparison(
     for line in legend_lines(settings):
         console.say(line)
     console.show(comparison_table(settings, found))
-    for line in note_lines(settings, found):
+    for line in filter(None, (describe_unlikeness(settings), *note_lines(settings, found))):
         console.say(line)
     for run in (run for setting in settings for run in setting.runs if not run.measures):
         console.say(f"no result: {run.folder}")
@@ -116,13 +117,13 @@ def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
-    """Return a table of each measure's mean, 95 % interval and difference from the reference."""
+    """Return a table of each measure's mean, 95 % interval and difference from the baseline."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    reference = next((n for n, s in enumerate(settings, 1) if s is found.reference), 1)
-    columns = ("measure", "setting", "mean", f"difference from {reference}", "")
+    baseline = next((n for n, s in enumerate(settings, 1) if s is found.baseline), 1)
+    columns = ("measure", "setting", "mean", f"minus setting {baseline}", "")
     for title in columns:
         table.add_column(title, justify="left" if title in {"measure", ""} else "right")
     for title in found.titles:
@@ -144,21 +145,22 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
     """Yield sentences on what was tried, how to read verdicts, and what is not compared and why."""
     tried, tests = found.tried, found.num_tests
     if tried.num_settings > 1:
-        names = " and ".join(str(relative_to_cwd(place)) for place in tried.places)
+        names = " and ".join(place.name for place in tried.places)
         places = f" in {names}" if names else ""
         corrected = f"; corrected for {tests} differences" if tests else ""
-        chosen = " (every pair, since the reference is not the setting tried first)"
+        chosen = " (every pair, since the baseline is not the setting tried first)"
         yield (
             f"{len(settings)} settings compared of {tried.num_settings} tried on this question"
-            f"{places}{corrected}{chosen * (tests > 0 and tried.is_reference_chosen)}. The best of "
+            f"{places}{corrected}{chosen * (tests > 0 and tried.is_baseline_chosen)}. The best of "
             "several owes part of its value to luck: expect less from new seeds."
         )
     if tried.num_settings > len(settings):
         yield "--registry FOLDER, chosen before the results, counts the runs of that folder only."
     if tests:
         yield (
-            "± is the 95 % interval over seeds. higher, lower: a difference that Holm's correction "
-            "at 5 % keeps. - (+N): none is told; N more seeds of each setting tell one in 4 of 5 "
+            "± is the 95 % interval over seeds; of a difference, over pairs of runs with the same "
+            "seed if there are any. higher, lower: a difference that Holm's correction at 5 % "
+            f"keeps. {UNCLEAR} (+N): none is told; N more seeds of each setting tell one in 4 of 5 "
             "cases if it and its spread are as measured. Fix their number before you start them."
         )
     elif found.differences:
@@ -263,7 +265,8 @@ def sweep_page(
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings, tried)
-    verdict = _headline(done, found, study)
+    unlike = describe_unlikeness([setting for _, setting in done])
+    verdict = Headline(unlike, is_doubtful=True) if unlike else _headline(done, found, study)
     doubts = list(_doubts_of_runs(done[0][1]) if done else ())
     if doubts:
         verdict = Headline(f"{verdict.text}; its runs have reasons to doubt them", is_doubtful=True)
@@ -274,7 +277,7 @@ def sweep_page(
         verdict=verdict,
         place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
-        tiles=[*_tiles(done, found)] if len(done) > 1 and study is None else [],
+        tiles=[] if study or unlike or not done[1:] else [*_tiles(done, found)],
         notes=[*doubts, *note_lines(settings, found)],
         **_tables_and_charts(done, found, study),
     )
@@ -289,29 +292,31 @@ def _headline(
     if study is not None:
         return Headline(study.headline, is_doubtful=not study.solutions)
     goal = _objective_title(found)
-    others = [found.verdict(n, goal) for n, setting in done if setting is not found.reference]
+    others = [found.verdict(n, goal) for n, setting in done if setting is not found.baseline]
     objectives = {setting.estimates()["objective"].mean for _, setting in done}
     equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
     if reason := DOUBTS[""] if "" in others else equal:
         return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
     number, best = done[0]
     name = _short_name(best)
-    reached = f"{goal} {estimate_text(best.estimates()['objective'])}"
+    reached = f"{goal} {best.reached_text('objective')}"
     if len(done) == 1:
         return Headline(f"{name}: {reached}", is_doubtful=False)
-    if best is not found.reference:
+    if best is not found.baseline:
         told = found.verdict(number, goal)
-        ending = DOUBTS.get(told, f"{told} than the reference")
+        ending = DOUBTS.get(told, f"{told} than the baseline")
         is_doubtful = told in DOUBTS
     else:
         doubtful = [told for told in others if told != "lower"]
         ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
         is_doubtful = bool(doubtful)
         number, rest = done[1][0], f"from {len(doubtful)} of {len(others)} others"
-        ending = ending.replace("from the reference", rest)
+        ending = ending.replace("from the baseline", rest)
     if isinstance(more := found.more_seeds(number, goal), int):
         ending += f" with these seeds; {more} more of each setting may tell one"
     word = "leads, but may not be better" if is_doubtful else "is best"
+    if best.estimates()["objective"].mean < best.start("objective"):
+        word = "fell least" + ", but may not be better" * is_doubtful
     return Headline(f"{name} {word}: {reached}; {ending}", is_doubtful)
 
 
@@ -321,40 +326,33 @@ def _short_name(setting: Setting) -> str:
 
 
 def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
-    """Yield the best setting's objective, its lead, the seeds that are missing, and its KL.
+    """Yield the best setting's objective, its lead and its KL.
 
-    The best is compared with the reference or, if it is the reference, with the next best.
+    The best is compared with the baseline or, if it is the baseline, with the next best.
     """
     (number, best), (other, rival) = done[:2]
     goal, whose, sign = _objective_title(found), "next best", -1
-    if best is not found.reference and found.reference is not None:
-        other, rival, whose, sign = number, found.reference, "reference", 1
-    ends = [each.estimates() for each in (rival, best)]
-    before, after = (f"{each['objective'].mean:.3f}" for each in ends)
-    meaning = best.runs[0].meanings.get("objective", goal)
-    yield Tile(
-        f"{goal}, {whose} → best", before, after, f"{meaning}; {whose}: {_short_name(rival)}"
-    )
+    if best is not found.baseline and found.baseline is not None:
+        other, rival, whose, sign = number, found.baseline, "baseline", 1
+    start, reached = best.start("objective"), f"{best.estimates()['objective'].mean:.3f}"
+    before = "" if math.isnan(start) else f"{start:.3f}"
+    meaning = MEANINGS.get(goal) or best.runs[0].meanings.get("objective", goal)
+    note = f"{meaning}; {whose} {_short_name(rival)}: {rival.reached_text('objective')}"
+    yield Tile(f"{goal}, {'start → ' if before else ''}best", before, reached, note)
     if (told := found.differences.get((other, goal))) is not None:
-        lead = estimate_text(told.estimate._replace(mean=sign * told.estimate.mean), "+")
-        seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting"
-        note = f"95 % interval over {seeds}, before correction for {found.num_tests} differences"
-        if math.isnan(told.estimate.half):
-            note = f"no interval from {seeds}"
+        paired = ", paired by seed" if told.estimate.size == told.fewest_seeds else ""
+        seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting{paired}"
+        note = f"no interval from {seeds}"
+        if not math.isnan(told.estimate.half):
+            corrected = f"corrected for {found.num_tests} differences"
+            note = f"alone ± {told.estimate.half:.4f} (95 %, {seeds}); the verdict is {corrected}"
+        unclear = f", {UNCLEAR}" if found.verdict(other, goal) == "-" else ""
+        lead = f"{sign * told.estimate.mean:+.4f}{unclear}"
         yield Tile(f"lead over the {whose}", "", lead, note)
-        more = found.more_seeds(other, goal)
-        note = "of each setting, to tell this lead from chance in 4 of 5 cases"
-        if more is None:
-            more = "none"
-            note = f"the lead is told from chance, corrected for {found.num_tests} differences"
-        elif told.fewest_seeds < FEWEST_SEEDS:
-            more = f"{FEWEST_SEEDS - told.fewest_seeds} or more"
-            note = f"of each setting: {FEWEST_SEEDS} seeds give a first interval"
-        yield Tile("more seeds needed", "", str(more), note)
+    ends = [each.estimates() for each in (rival, best)]
     if all(KL in each for each in ends):
         before, after = (number_text(each[KL].mean) for each in ends)
-        note = "nats from the reference model: a gain's price"
-        yield Tile(f"KL, {whose} → best", before, after, note)
+        yield Tile(f"KL, {whose} → best", before, after, "nats from the model before PPO")
 
 
 def _doubts_of_runs(best: Setting) -> Iterator[str]:
@@ -406,14 +404,18 @@ def _settings_table(
     for number, setting in done:
         if study is not None:
             verdict = "solution" if study.has_solution(setting) else ""
-        elif setting is found.reference:
-            verdict = "reference"
+        elif setting is found.baseline:
+            verdict = "baseline"
         else:
-            verdict = found.verdict_text(number, goal).replace("-", "no difference")
+            verdict = found.verdict_text(number, goal)
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
-        measures = [estimate_text(setting.estimates()[title]) for title in titles]
+        measures = [
+            told if told == NOT_COMPARED else setting.reached_text(title)
+            for title in titles
+            for told in [found.verdict_text(number, title)]
+        ]
         trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
         label = f"trial {trials}: {setting.label}" if trials else setting.label
         rows.append({"label": label, "runs": counted, "measures": measures, "verdict": verdict})
-    last = "" if study else f"{goal}, to the reference"
+    last = "" if study else f"{goal}, to the baseline"
     return {"titles": titles, "last": last, "rows": rows}

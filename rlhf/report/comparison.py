@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
-from rlhf.base.intervals import Estimate, mean_with_interval
+from rlhf.base.intervals import Estimate, mean_of, mean_with_interval
 from rlhf.base.manifest import MANIFEST
 from rlhf.base.stored_files import HELD_OUT, MANIFEST_FORM, RESULT, read_json, read_stored_text
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
@@ -45,12 +45,14 @@ SHOWN = 8  # digits of a hash that are shown
 BASE = r"model\.(init|path|architecture)"
 DATA = r"data\.(source|path|eval_path|subset|size|sets\.[^.]+\.(path|subset))"
 JUDGE = rf"rewards|reward_{BASE}"  # of PPO without the gold judge of generated data
+ASKED = rf"(phase|{BASE}|{DATA})(\..+)?"
 NAME = r"[^\s:#-][^:\n]*"
 KEY_AND_VALUE = re.compile(rf"^( *)({NAME}):(.*(?:\n(?! *{NAME}:).*)*)", re.MULTILINE)
 DEFAULTS_OF_PART = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(RewardTerm)
 }
+MOST_KEYS = 4  # most keys that a sentence names
 RESULTS = ("result.json", "metrics.jsonl")  # a run without these files has shown nothing yet
 
 
@@ -85,6 +87,8 @@ class ComparedRun(NamedTuple):
     """Values of the configuration by key, without keys that change no result."""
     measures: Mapping[str, float]
     """Value of each measure by title; empty if the run has not finished."""
+    starts: Mapping[str, float | None] = {}
+    """Value of each measure before training by title, if it is known."""
     meanings: Mapping[str, str] = {}
     """What a measure means, by title; measures without an entry mean the same in every run."""
     by_prompt: Mapping[str, Mapping[str, Sequence[float | None]]] = {}
@@ -113,6 +117,16 @@ class Setting(NamedTuple):
     def finished_runs(self) -> list[ComparedRun]:
         """Return the runs that have a result."""
         return [run for run in self.runs if run.measures]
+
+    def reached_text(self, title: str) -> str:
+        """Return a measure before training, if it is known, and its mean after it, as text."""
+        start, reached = self.start(title), estimate_text(self.estimates()[title])
+        return reached if math.isnan(start) else f"{start:.3f} → {reached}"
+
+    def start(self, title: str) -> float:
+        """Return the mean of a measure before training; NaN if no run knows it."""
+        starts = (run.starts.get(title) for run in self.finished_runs())
+        return mean_of([start for start in starts if start is not None])
 
     def estimates(self) -> dict[str, Estimate]:
         """Return the mean and interval over seeds of each measure that all finished runs have."""
@@ -158,16 +172,21 @@ def read_compared_run(folder: Path) -> ComparedRun:
     # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:
         return ComparedRun(folder, keys, {})
-    measures = {"objective": result["objective"]}
+    measures: dict[str, float | None] = {"objective": result["objective"]}
+    starts: dict[str, float | None] = {}
     for measure in MEASURES:
         for phase in measure.phases:
-            if measure.name in result["phases"].get(phase, {}):
-                measures.setdefault(measure.title, result["phases"][phase][measure.name])
+            found = result["phases"].get(phase, {})
+            if measure.name in found:
+                measures.setdefault(measure.title, found[measure.name])
+                before = f"{measure.name.removesuffix('_after')}_before"
+                starts.setdefault(measure.title, found.get(before))
     measures["minutes"] = 60 * result["measured"]["hours"]
+    starts["objective"] = starts.get("gold", starts.get("score"))
     known = {title: value for title, value in measures.items() if value is not None}
     meanings = measure_meanings(folder, frozen, result["phases"])
     by_prompt = read_json(folder / "ppo" / "held_out.json", HELD_OUT) or {}
-    return ComparedRun(folder, keys, known, meanings, by_prompt)
+    return ComparedRun(folder, keys, known, starts, meanings, by_prompt)
 
 
 def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
@@ -285,14 +304,14 @@ class Tried(NamedTuple):
 
     num_settings: int
     places: Sequence[Path] = ()  # folders whose runs were counted
-    is_reference_chosen: bool = False
-    """True if whoever gave the command could have chosen the reference for its results."""
+    is_baseline_chosen: bool = False
+    """True if whoever gave the command could have chosen the baseline for its results."""
 
     @property
     def num_differences(self) -> int:
         """Return, for each measure, how many differences could have been chosen to be shown."""
         others = self.num_settings - 1
-        return self.num_settings * others // 2 if self.is_reference_chosen else others
+        return self.num_settings * others // 2 if self.is_baseline_chosen else others
 
 
 def find_tried(
@@ -301,7 +320,7 @@ def find_tried(
     """Find all settings that were tried on the questions of the compared ``settings``.
 
     They are the settings compared and those of the runs in ``registry`` or, by default, in the
-    folder ``runs`` that holds the compared runs (without such a folder: beside them). The reference
+    folder ``runs`` that holds the compared runs (without such a folder: beside them). The baseline
     cannot have been chosen for its results if it is the first of a whole folder, or was tried first
     of all.
     """
@@ -320,8 +339,8 @@ def find_tried(
     asked = [run for run in keys if question_of(keys[run]) in questions]
     tried = group_runs_by_setting([ComparedRun(run, keys[run], {}) for run in asked])
     first = min(asked, key=start_time)
-    reference = next((each.runs[0].folder for each in settings if each.finished_runs()), first)
-    one, other = (keys[run] | {"seed": ""} for run in (first, reference.resolve()))
+    baseline = next((each.runs[0].folder for each in settings if each.finished_runs()), first)
+    one, other = (keys[run] | {"seed": ""} for run in (first, baseline.resolve()))
     count = max(len(tried), len(settings))  # a run that is named twice is two settings
     return Tried(count, places, not is_whole_folder and one != other)
 
@@ -329,8 +348,21 @@ def find_tried(
 def question_of(keys: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     """Return what is equal in the ``keys`` of runs that ask one question; values are texts."""
     is_judged = keys.get("data.source") == Source.synthetic or keys["phase"] != Phase.ppo
-    asked = rf"(phase|{BASE}|{DATA}{'' if is_judged else f'|{JUDGE}'})(\..+)?"
+    asked = ASKED if is_judged else rf"{ASKED}|({JUDGE})(\..+)?"
     return frozenset(each for each in keys.items() if re.fullmatch(asked, each[0]))
+
+
+def describe_unlikeness(settings: Sequence[Setting]) -> str:
+    """Return the keys that differ as a sentence if they are many and the question differs too.
+
+    Otherwise return "". The keys that belong to the question come first.
+    """
+    keys = list(dict.fromkeys(key for setting in settings for key in setting.values))
+    keys.sort(key=lambda key: re.fullmatch(ASKED, key) is None)
+    if len(keys) < max(2, len(settings)) or not re.fullmatch(ASKED, keys[0]):
+        return ""
+    named = ", ".join(keys[:MOST_KEYS]) + ", ..." * (len(keys) > MOST_KEYS)
+    return f"Not a fair comparison: {len(keys)} keys differ ({named}), data or model among them"
 
 
 def _find_registry(run: Path) -> Path:

@@ -26,6 +26,8 @@ from rlhf.report.comparison import FEWEST_SEEDS, MEASURES, ComparedRun, Setting,
 SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
 TINY = 1e-9  # a half-width below this share of the mean is only rounding error
 UNCOMPARED = ("minutes",)  # measures that depend on the machine's other load
+UNCLEAR = "unclear"  # for readers: the verdict "-"
+NOT_COMPARED = "not compared"
 OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures of phases before PPO
 OF_PROMPTS = {measure.title: measure.of_prompts for measure in MEASURES if measure.of_prompts}
 POWER = 0.8  # probability with which the seeds that are asked for tell a difference
@@ -36,7 +38,7 @@ RunPair = tuple[ComparedRun, ComparedRun]  # runs of two settings with the same 
 
 
 class Difference(NamedTuple):
-    """The difference of a measure between a setting and the reference setting."""
+    """The difference of a measure between a setting and the baseline."""
 
     estimate: Estimate  # its half-width is NaN if no interval can be given
     fewest_seeds: int  # the smaller number of seeds of the two settings
@@ -60,9 +62,9 @@ class Difference(NamedTuple):
 
 
 class SettingsComparison(NamedTuple):
-    """All settings compared with the first that has finished runs, the reference."""
+    """All settings compared with the first that has finished runs, the baseline."""
 
-    reference: Setting | None
+    baseline: Setting | None
     titles: Sequence[str]  # measures to show
     differences: Mapping[SettingMeasure, Difference]
     kept: frozenset[SettingMeasure]  # differences that are significant after the correction
@@ -91,9 +93,10 @@ class SettingsComparison(NamedTuple):
         return f">{MOST_SEEDS}" if count > MOST_SEEDS else count
 
     def verdict_text(self, setting: int, title: str) -> str:
-        """Return the verdict; after "-" in brackets how many more seeds may tell, if known."""
+        """Return the verdict; in brackets how many more seeds may tell a difference, if known."""
         verdict, more = self.verdict(setting, title), self.more_seeds(setting, title)
-        return verdict if more in {None, "unknown"} else f"{verdict} (+{more})"
+        told = UNCLEAR if verdict == "-" else verdict or NOT_COMPARED * (title in self.left_out)
+        return told if more in {None, "unknown"} else f"{told} (+{more})"
 
 
 def compare_with_first(
@@ -144,11 +147,11 @@ def comparison_json(settings: Sequence[Setting], found: SettingsComparison) -> d
             }
             for setting in settings
         ],
-        "reference": next((n for n, each in enumerate(settings) if each is found.reference), None),
+        "reference": next((n for n, each in enumerate(settings) if each is found.baseline), None),
         "tried": {
             "settings": found.tried.num_settings,
             "places": [str(place) for place in found.tried.places],
-            "is_reference_chosen": found.tried.is_reference_chosen,
+            "is_reference_chosen": found.tried.is_baseline_chosen,
             "corrected_for": found.num_tests,
         },
         "differences": [

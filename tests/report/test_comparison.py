@@ -232,6 +232,11 @@ def test_only_what_has_one_meaning_is_compared(folder_of: Callable[..., Compared
     other = folder_of("c", "ppo.kl_ctl=0.5", weights="another")
     imitated = folder_of("d", "phase=sft", last="sft")
     (ours, theirs) = group_runs_by_setting([first, child])
+    assert [first.starts[title] for title in ("score", "objective", "perplexity")] == [
+        0.1,
+        0.1,
+        9.0,
+    ]
     assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
     assert compare_with_first([ours, theirs]).left_out == {}
     found = compare_with_first(group_runs_by_setting([first, other]))

@@ -36,30 +36,34 @@ def runs(num_seeds: int = 3, estimator: str = "gae") -> list[ComparedRun]:
             measures = {"objective": gold, "gold": gold, "score": 2 - kl_ctl, "tokens": 9.0}
             measures |= {"KL, nats": 2 - 3 * kl_ctl, "minutes": 1.0}
             keys = {"seed": seed, "ppo.kl_ctl": kl_ctl, "ppo.advantage_estimator": estimator}
-            found.append(ComparedRun(Path(f"{kl_ctl}-{seed}"), keys, measures))
+            starts = {"objective": 0.82, "gold": 0.82}
+            found.append(ComparedRun(Path(f"{kl_ctl}-{seed}"), keys, measures, starts))
     return found
 
 
 def test_page_begins_with_the_best_setting() -> None:
     text = sweep_page("kl", group_runs_by_setting(runs()))
     assert re.search(
-        r'class="verdict">ppo\.kl_ctl=0\.1 is best: gold 0\.90\d ± 0\.\d+; higher than the ref',
+        r'class="verdict">ppo\.kl_ctl=0\.1 is best: gold 0\.820 → 0\.90\d ± 0\.\d+; higher than',
         text,
     )
     rows = re.findall(r'<th scope="row">(ppo\.kl_ctl=[\d.]+)</th>', text)
     assert rows == ["ppo.kl_ctl=0.1", "ppo.kl_ctl=0.02", "ppo.kl_ctl=0.5"]
     told = re.findall(r'<td class="told">([^<]*)', text)
-    assert told == ["higher", "reference", "lower"]
+    assert told == ["higher", "baseline", "lower"]
     assert "3 settings compared of 3 tried on this question; corrected for 2 differences." in text
     assert "9 of 9 runs have finished" in text
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
     assert [tile[0] for tile in tiles] == [
-        *("gold, reference → best", "lead over the reference"),
-        *("more seeds needed", "KL, reference → best"),
+        *("gold, start → best", "lead over the baseline", "KL, baseline → best"),
     ]
-    assert re.match(r"\+0\.07\d ± 0\.0", tiles[1][2])
-    assert tiles[2:] == [("more seeds needed", "", "none"), ("KL, reference → best", "1.94", "1.7")]
-    assert "reference: ppo.kl_ctl=0.02" in text
+    assert tiles[0][1:] == ("0.820", "0.904")
+    assert re.fullmatch(r"\+0\.07\d\d", tiles[1][2])
+    told = r"alone ± 0\.0\d{3} \(95 %, 3 seeds of each setting, paired by seed\); the verdict is"
+    assert re.search(told, text)
+    assert tiles[2][1:] == ("1.94", "1.7")
+    assert "baseline ppo.kl_ctl=0.02: 0.820 → 0.82" in text
+    assert re.search(r'<td class="number">0\.820 → 0\.90\d ± 0\.0', text)
     for title in ("Gold over KL", "Score over KL"):
         assert title in text
     assert "Exactly right over KL" not in text, "not measured"
@@ -73,9 +77,9 @@ def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_
         text = json.dumps(alarm | {"advice": "Look <here>."})
         (run.folder / "alarms.jsonl").write_text(text + "\n")
     page = sweep_page("kl", group_runs_by_setting(first))
-    best = "ppo.kl_ctl=0.1 is best: gold 0.904 ± 0.003; higher than all others"
+    best = "ppo.kl_ctl=0.1 is best: gold 0.820 → 0.904 ± 0.003; higher than all others"
     assert f'doubtful">{best}; its runs have reasons to doubt them' in page
-    assert re.search(r"<dt>lead over the next best</dt><dd>\+0\.39\d ± 0\.0", page)
+    assert re.search(r"<dt>lead over the next best</dt><dd>\+0\.39\d\d</dd>", page)
     told = "2 of 3 runs of the first setting have reasons to doubt them; 0.1-1: "
     assert f"{told}alarm clipping" in page
     assert "Look &lt;here&gt;." in page
@@ -92,7 +96,12 @@ def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
     text = sweep_page("kl", group_runs_by_setting(equal))
-    assert re.search("; no difference from (the reference|2 of 2 others) can be told", text)
+    assert re.search("; no difference from (the baseline|2 of 2 others) can be told", text)
+    assert re.search(r"lead over the \w+( best)?</dt><dd>\+\d\.\d{4}, unclear</dd>", text)
+    worse = [run._replace(starts={"objective": 0.95, "gold": 0.95}) for run in runs()]
+    assert "ppo.kl_ctl=0.1 fell least: gold 0.950 → 0.90" in sweep_page(
+        "kl", group_runs_by_setting(worse)
+    )
     same = [run._replace(measures={"objective": 0.0}) for run in runs()]
     assert "all objectives are equal: none of 3 settings" in (
         text := sweep_page("kl", group_runs_by_setting(same))
@@ -112,8 +121,25 @@ def test_objectives_of_other_meaning_have_no_best_and_no_frontier() -> None:
     text = sweep_page("unlike", group_runs_by_setting(settings))
     assert "none of 3 settings is best" in text
     assert "not compared: score" in text
+    assert text.count('<td class="number">not compared</td>') == 2 * 3, "score and objective"
     for title in ("is best: ", "Score over KL"):
         assert title not in text
+
+
+def test_runs_of_other_data_are_no_fair_comparison() -> None:
+    def page(*varied: str) -> str:
+        different = [
+            run._replace(keys=run.keys | {key: run.keys["ppo.kl_ctl"] for key in varied})
+            for run in runs()
+        ]
+        return sweep_page("unlike", group_runs_by_setting(different))
+
+    told = "Not a fair comparison: 5 keys differ (data.size, ppo.kl_ctl, a, b, ...), data or model"
+    unlike = page("a", "b", "c", "data.size")
+    assert f'doubtful">{told} among them</p>' in unlike
+    assert not re.search("is best|class=.tiles", unlike)
+    for varied in (("a", "b", "c"), ("data.size",)):
+        assert "Not a fair" not in page(*varied), "presets, and two keys of a grid, are compared"
 
 
 def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
@@ -142,7 +168,7 @@ def test_keys_that_change_together_have_a_short_headline() -> None:
     ]
     page = sweep_page("x", group_runs_by_setting(trials))
     assert "1 leads, but may not be better: gold 1.000; one seed tells nothing" in page
-    assert "<dt>more seeds needed</dt><dd>2 or more</dd>" in page
+    assert "no interval from 1 seed of each setting" in page
 
 
 STUDY = """

@@ -117,7 +117,7 @@ def test_a_reference_that_can_be_chosen_counts_every_pair(
     page = tmp_path / "page.html"
     words = [*middle, *high, "--registry", sweep, "--html", page]
     assert report.main([*map(str, words)]) == 0
-    told = "corrected for 6 differences (every pair, since the reference is not the setting"
+    told = "corrected for 6 differences (every pair, since the baseline is not the setting"
     assert told in capsys.readouterr().out.replace("\n", " ")
     assert told in page.read_text()
     twice = compared(capsys, *low, *low)["tried"]
@@ -190,7 +190,7 @@ def test_searches_of_equal_settings_end_without_a_better_one() -> None:
             assert says_better(part) <= says_better(found), "parts of a table tell no more"
         extremes = [ranked[0], ranked[-1]]
         wrong_of_chosen += says_better(
-            compare_with_first(extremes, Tried(6, is_reference_chosen=True))
+            compare_with_first(extremes, Tried(6, is_baseline_chosen=True))
         )
         uncorrected += says_better(compare_with_first(extremes))
     assert wrong <= 0.05 * 200
@@ -222,7 +222,7 @@ def test_seeds_are_asked_for_that_tell_the_difference() -> None:
     found = compare_with_first(settings)
     assert found.verdict(1, "gold") == "-"
     assert found.more_seeds(1, "gold") == 6
-    assert found.verdict_text(1, "gold") == "- (+6)"
+    assert found.verdict_text(1, "gold") == "unclear (+6)"
     of_many = compare_with_first(settings, Tried(27)).more_seeds(1, "gold")
     assert isinstance(of_many, int)
     assert 6 < of_many < 40
