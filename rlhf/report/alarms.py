@@ -14,6 +14,7 @@ from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
+from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
 TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy for it
@@ -28,7 +29,6 @@ HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that keeps a policy n
 RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the key of the policy's learning rate
 FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # the key that shortens training
 TEXTS = read_yaml_beside(__file__, "doubts.yaml")
-NO_INTERVAL = (0.0, 0.0)  # replaces a missing interval; neither end is above or below 0
 
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
@@ -43,7 +43,7 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
     if "ppo" in phases:
         for name, onset in phases["ppo"].get("bias_onsets", {}).items():
             lines.append(TEXTS["corrupted"].format(name=name, onset=onset))
-        lines += _reward_doubts(series, has_risen=_min_score_gain(phases["ppo"]) > 0)
+        lines += _reward_doubts(series, has_risen=least_score_gain(phases["ppo"]) > 0)
     return lines
 
 
@@ -59,6 +59,16 @@ def _accuracy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+    keys = {"phase": phase, "held": HELD[phase], "rate": RATE[phase], "fewer": FEWER[phase]}
+    keys |= {"scorer": "reward model", "cure": "train a better reward model"}
+    if "score_parts_after" in measures:
+        keys |= {"scorer": "rewards", "cure": "correct the parts of rewards"}
+    judges = judge_intervals(measures)
+    fell = [judge for judge, (_, high) in judges.items() if high < 0 < least_score_gain(measures)]
+    if fell:
+        yield TEXTS["exploits"].format(judge=" and ".join(fell), **keys)
+    elif is_score_alone(measures):
+        yield TEXTS["unmoved"].format(judge=next(iter(judges)), **keys)
     before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
         yield TEXTS["length"].format(phase=phase, before=before, after=after)
@@ -67,21 +77,9 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
         yield TEXTS["few_ended"].format(phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
-    has_mastered = "return_after" in measures and _min_score_gain(measures) > 0  # environments only
-    keys = {"phase": phase, "held": HELD[phase], "rate": RATE[phase], "fewer": FEWER[phase]}
+    has_mastered = "return_after" in measures and least_score_gain(measures) > 0  # a game
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
         yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **keys)
-    scorer, cure = "reward model", "train a better reward model"
-    if "score_parts_after" in measures:
-        scorer, cure = "rewards", "correct the parts of rewards"
-    judges = {"gold score": measures.get("gold_gain_ci", NO_INTERVAL)}
-    judges |= {f"judge's {name}": gain for name, gain in measures.get("judge_gains", {}).items()}
-    for judge, (lowest_gain, highest_gain) in judges.items():
-        if _min_score_gain(measures) > 0 > highest_gain:
-            yield TEXTS["exploits"].format(judge=judge, scorer=scorer, cure=cure, **keys)
-        elif judge != "gold score" and _min_score_gain(measures) > 0 > lowest_gain:
-            gain = {"low": lowest_gain, "high": highest_gain}
-            yield TEXTS["unmoved"].format(phase=phase, judge=judge, **gain)
 
 
 def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
@@ -117,9 +115,3 @@ def _equal_score_flags(series: PointsByMetric, name: str) -> list[float]:
         float(deviation <= ROUNDING * max(1.0, abs(mean)))
         for (_, mean), (_, deviation) in zip(means, deviations, strict=False)
     ]
-
-
-def _min_score_gain(measures: Mapping[str, Any]) -> float:
-    """Return the lower end of the score gain's 95 % interval; 0 if it was not measured."""
-    low: float = measures.get("score_gain_ci", NO_INTERVAL)[0]
-    return low

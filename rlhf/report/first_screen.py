@@ -9,7 +9,7 @@ from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.config.choices import Phase
 from rlhf.report.alarms import MOST_KL, find_doubts
 from rlhf.report.charts import RunFiles, number_text
-from rlhf.report.gain import read_gain
+from rlhf.report.gain import TRAINED_ON, read_gain
 from rlhf.report.page import Headline
 from rlhf.report.summary import describe_objective, duration_text
 from rlhf.run.results import finished_phases
@@ -18,7 +18,7 @@ from rlhf.run.step_alarms import describe_divergence
 MEANINGS = {  # what a judge measures, by its name in result.json
     "exact": "share of the answers without a mistake",
     "gold": "mean of a rule that knows the right answers, 0 to 1",
-    "score": "mean of what PPO maximises, so no proof of quality: read the answers",
+    "score": "mean of what PPO maximises, so no proof of quality",
 }
 
 ENDS = ("before", "after")
@@ -46,24 +46,33 @@ def read_verdict(run: RunFiles) -> Headline:
     reached = f"objective {run.result['objective']:.3f}, {describe_objective(phases)}"
     if gain is not None:
         reached = gain.text
-        if gain.interval is not None:
+        if gain.interval_text:
             reached += f" (95 % interval of the gain {gain.interval_text}; one seed)"
+        elif prompts := count_held_out(run):
+            reached += f" ({prompts} held-out prompts are too few to tell)"
     told = {0: "no reason found", 1: "1 reason"}.get(doubts, f"{doubts} reasons")
     is_proven = doubts == 0 and (gain is None or gain.is_proven)
     return Headline(f"{diverged or reached}; {told} to doubt it", is_doubtful=not is_proven)
 
 
+def count_held_out(run: RunFiles) -> int:
+    """Return the number of held-out prompts of PPO's evaluations; 0 if it is unknown."""
+    held_out = read_json(run.folder / "ppo" / "held_out.json", HELD_OUT) or {}
+    return len(held_out.get("before", {}).get("score", ()))
+
+
 def build_tiles(run: RunFiles) -> Iterator[Tile]:
-    """Yield up to four tiles: what the last phase reached, its KL and length, and the time."""
+    """Yield up to five tiles: what the last phase reached, its KL and length, and the time."""
     if (result := run.result) is None:
         return
     phases = result["phases"]
     measures: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
     if (gain := read_gain(phases)) is not None:
-        held_out = read_json(run.folder / "ppo" / "held_out.json", HELD_OUT) or {}
-        prompts = len(held_out.get("after", {}).get("score", ()))
-        of = f"; {prompts} held-out prompts" if prompts else ""
+        of = f"; {prompts} held-out prompts" if (prompts := count_held_out(run)) else ""
         yield Tile(gain.judge, *gain.ends, MEANINGS.get(gain.key, "a judge of your own") + of)
+        if gain.key != TRAINED_ON and f"{TRAINED_ON}_before" in measures:
+            before, after = (f"{measures[f'{TRAINED_ON}_{each}']:.3f}" for each in ENDS)
+            yield Tile(TRAINED_ON, before, after, MEANINGS[TRAINED_ON])
     elif "accuracy" in measures:
         low, high = measures["accuracy_ci"]
         told = f"held out; 95 % interval {low:.1%} to {high:.1%}; chance is 50 %"

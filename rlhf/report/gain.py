@@ -18,21 +18,24 @@ SHARES = ("exact",)  # judges whose mean is a share of all answers
 class Gain(NamedTuple):
     """What the last phase with a judge changed; ``interval`` is of the gain, at 95 % over prompts.
 
-    ``interval`` is None, or its ends are NaN or None, if it is unknown.
+    ``interval`` is None, or its ends are NaN, if it is unknown; if all prompts changed alike, its
+    ends are equal.
     """
 
     key: str
     judge: str
     before: float
     after: float
-    interval: Sequence[Any] | None
+    interval: Sequence[float] | None
+    score: tuple[float, float] | None = None
+    """The score before and after, if it has risen measurably and no judge has; otherwise None."""
 
     @property
     def word(self) -> str:
-        """Return what the interval tells: a direction, no measurable change, or "" if unknown."""
-        if self.interval is None:
-            return ""
-        low, high = self.interval
+        """Return what the interval tells: a direction, or why it tells none."""
+        low, high = self.interval or (math.inf, math.inf)
+        if low == high:  # without a spread over prompts, the mean has no interval
+            return "no prompt changed" if low == 0 else "no interval"
         if low <= 0 <= high or not math.isfinite(high - low):
             return "no measurable change"
         up, down = ("higher", "lower") if self.key == TRAINED_ON else ("better", "worse")
@@ -40,8 +43,8 @@ class Gain(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Return True unless the interval is known and not above 0."""
-        return self.word in {"", "better", "higher"}
+        """Return True if the interval is above 0."""
+        return self.word in {"better", "higher"}
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -52,12 +55,17 @@ class Gain(NamedTuple):
     @property
     def text(self) -> str:
         """Return what was gained, in words, without the interval."""
-        return f"{self.word}: {self.judge} {' → '.join(self.ends)}".removeprefix(": ")
+        ends = " → ".join(self.ends)
+        if self.score is None:
+            return f"{self.word}: {self.judge} {ends}"
+        mark, done = (":", "fell") if self.word == "worse" else ("?", "did not")
+        risen = "the score rose from {:.3f} to {:.3f}".format(*self.score)
+        return f"over-optimised{mark} {risen}, {self.judge} {done}: {ends}"
 
     @property
     def interval_text(self) -> str:
-        """Return the interval as text; "" if it is unknown."""
-        if self.interval is None:
+        """Return the interval as text; "" if there is none."""
+        if self.interval is None or self.interval[0] == self.interval[1]:
             return ""
         if self.key in SHARES:
             return "{:+.1f} to {:+.1f} points".format(*(100 * end for end in self.interval))
@@ -67,20 +75,36 @@ class Gain(NamedTuple):
 def read_gain(phases: Mapping[str, Mapping[str, Any]]) -> Gain | None:
     """Return what the last phase with a judge changed, by its best judge; None without a judge."""
     for found in (phases[phase] for phase in reversed(Phase) if phase in phases):
-        for key, judge in JUDGES.items():
-            if f"{key}_before" in found:
-                return _gain(found, key, judge)
-        for key, interval in found.get("judge_gains", {}).items():
-            before, after = (
-                found.get(f"score_parts_{when}", {}).get(key, math.nan)
-                for when in ("before", "after")
-            )
-            return Gain(key, f"judge {key}", before, after, interval)
-        if f"{TRAINED_ON}_before" in found:
-            return _gain(found, TRAINED_ON, "score, by the reward that PPO maximises")
+        own = {key: f"judge {key}" for key in found.get("judge_gains", {})}
+        named = JUDGES | own | {TRAINED_ON: "score, by the reward that PPO maximises"}
+        for key, judge in named.items():
+            if key in own or f"{key}_before" in found:
+                interval = judge_intervals(found).get(judge, found.get(f"{key}_gain_ci"))
+                score = _values(found, TRAINED_ON) if is_score_alone(found) else None
+                return Gain(key, judge, *_values(found, key), interval, score)
     return None
 
 
-def _gain(found: Mapping[str, Any], key: str, judge: str) -> Gain:
-    before, after = (found.get(f"{key}_{when}", math.nan) for when in ("before", "after"))
-    return Gain(key, judge, before, after, found.get(f"{key}_gain_ci"))
+def judge_intervals(found: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """Return the intervals of the gains of a phase by judge, the best judge first."""
+    named = {judge: found.get(f"{key}_gain_ci") for key, judge in JUDGES.items()}
+    named |= {f"judge {key}": each for key, each in found.get("judge_gains", {}).items()}
+    return {judge: each for judge, each in named.items() if each is not None}
+
+
+def is_score_alone(found: Mapping[str, Any]) -> bool:
+    """Return True if the score has risen measurably, and of the phase's judges none has."""
+    lows = [low for low, _ in judge_intervals(found).values()]
+    return bool(lows) and max(lows) <= 0 < least_score_gain(found)
+
+
+def least_score_gain(found: Mapping[str, Any]) -> float:
+    """Return the lower end of the score gain's 95 % interval; 0 if it was not measured."""
+    return float(found.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0])
+
+
+def _values(found: Mapping[str, Any], key: str) -> tuple[float, float]:
+    """Return a measure before and after; a judge of the run's own is a part of the score."""
+    parts = (found.get(f"{TRAINED_ON}_parts_{when}", {}) for when in ("before", "after"))
+    before, after = (each.get(key, math.nan) for each in parts)
+    return found.get(f"{key}_before", before), found.get(f"{key}_after", after)

@@ -44,7 +44,7 @@ class Headline(NamedTuple):
     """The line at the top of a page, which is highlighted if the results are doubtful."""
 
     text: str
-    is_doubtful: bool
+    is_doubtful: bool | None  # None: there is no result yet, and nothing that alarms
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.base.intervals import NORMAL_QUANTILE
-from rlhf.config.choices import ModelInit, Phase, RewardKind
+from rlhf.config.choices import ModelInit, RewardKind
 from rlhf.report.charts import (
     FEWEST_JOINED,
     PANELS,
@@ -67,21 +67,20 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
     return ChartSection(title, found, "Bars are 95 % intervals.")
 
 
-def _describe_scores(run: RunFiles) -> str:
-    """Return what the scores in the charts of PPO measure, and what shows over-optimisation."""
+def describe_scores(run: RunFiles) -> str:
+    """Return what the scores of answers measure, and what shows over-optimisation."""
+    if "ppo/score_mean" not in run.series:
+        return ""
     kinds = {
         key.split(".")[1]: value
         for key, value in run.config.items()
         if re.fullmatch(r"rewards\..*\.kind", key)
     }
-    scorer = f"the rewards {', '.join(kinds)}" if kinds else "the reward model"
-    told = (
-        f"Score: what {scorer} gives an answer, and PPO maximises. Held-out: answers to prompts "
-        "that training never sees."
-    )
+    named = f"the parts {', '.join(map(repr, kinds))} of rewards" if kinds else "the reward model"
+    told = f"Score: by {named}, which PPO maximises."
     if "ppo/eval_gold" not in run.series:
         return f"{told} Only the samples show whether higher scores are deserved."
-    told += " The gold score (0 to 1) is a rule that knows the right answers of the generated task."
+    told += " Gold, 0 to 1: by a rule that knows the right answers."
     judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
     if judged or RewardKind.gold in kinds.values():
         return f"{told} PPO is trained on it here, so it shows no exploitation."
@@ -128,11 +127,7 @@ def _curve_over_kl(
 def panel_sections(run: RunFiles) -> list[ChartSection]:
     """Return a section of charts for each section of ``PANELS``."""
     return [
-        ChartSection(
-            title,
-            [_panel_chart(run, panel) for panel in panels],
-            _describe_scores(run) if title == Phase.ppo.upper() else "",
-        )
+        ChartSection(title, [_panel_chart(run, panel) for panel in panels])
         for title, panels in panels_for_metrics(run.series).items()
     ]
 

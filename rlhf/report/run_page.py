@@ -18,16 +18,16 @@ from rlhf.config.freeze import read_command
 from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
-from rlhf.report.first_screen import build_tiles, read_verdict
+from rlhf.report.first_screen import build_tiles, count_held_out, read_verdict
 from rlhf.report.page import render_template
 from rlhf.report.run_charts import (
     alarm_element_id,
+    describe_scores,
     other_metric_charts,
     over_optimisation_section,
     panel_sections,
 )
 from rlhf.report.summary import (
-    change_of_score,
     find_changed_answers,
     replaced_kernel_lines,
     summary_blocks,
@@ -72,7 +72,6 @@ def run_page(run: RunFiles) -> str:
     answers = {"held-out prompts": run.samples}
     for section in sections:
         answers |= section.answers
-    changed = find_changed_answers(run.samples)
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
@@ -82,9 +81,9 @@ def run_page(run: RunFiles) -> str:
         run=run,
         tiles=[*build_tiles(run)],
         answers={title: rows for title, rows in answers.items() if rows},
-        changed=changed,
-        num_higher=sum(change_of_score(*pair) > 0 for pair in changed),
-        num_lower=sum(change_of_score(*pair) < 0 for pair in changed),
+        changed=find_changed_answers(run.samples),
+        scores=describe_scores(run),
+        num_prompts=count_held_out(run),
         results=[] if result is None else list(summary_blocks(result)),
         objective="" if result is None else summary_title(result, run.alarms),
         kernels=[] if result is None else replaced_kernel_lines(result),

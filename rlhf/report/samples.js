@@ -1,9 +1,9 @@
 "use strict";
 (() => {
-  // Marks the words of a text that an earlier text lacks, by their longest common subsequence.
-  const markChanges = (box, before) => {
-    const old = before.match(/\s*\S+/g) ?? [], now = box.textContent.match(/\s*\S+/g) ?? [];
-    if (!now.length || before === box.textContent || old.length * now.length > 1e6) return;
+  // Marks the words of a text that another text lacks, by their longest common subsequence.
+  const markChanges = (box, other, name = "mark") => {
+    const old = other.match(/\s*\S+/g) ?? [], now = box.textContent.match(/\s*\S+/g) ?? [];
+    if (!now.length || other === box.textContent || old.length * now.length > 1e6) return;
     const same = (i, j) => old[i].trim() === now[j].trim();
     const longest = Array.from({length: old.length + 1}, () => new Array(now.length + 1).fill(0));
     for (let i = old.length - 1; i >= 0; i--) {
@@ -17,14 +17,16 @@
         box.append(now[j++]);
         i++;
       } else if (i < old.length && longest[i + 1][j] >= longest[i][j + 1]) i++;
-      else box.appendChild(document.createElement("mark")).append(now[j++]);
+      else box.appendChild(document.createElement(name)).append(now[j++]);
     }
   };
   // A prompt without the words that all have: "Human: Hi. Assistant:" is "Hi."
   const question = (prompt) => prompt.trim().match(/^Human: ((?:(?!\nHuman: )[^])*?)\s*Assistant:$/)?.[1] ?? prompt.trim();
   for (const pair of document.querySelectorAll(".changed .prompt")) {
     const [before, after] = pair.querySelectorAll(".text");
-    markChanges(after, before.textContent);
+    const text = before.textContent;
+    markChanges(before, after.textContent, "del");
+    markChanges(after, text);
   }
 
   const data = document.getElementById("samples");
@@ -34,13 +36,6 @@
     ["source", "browser", "find", "sort", "every-step", "step", "step-name", "shade", "count", "histogram"]
       .map((id) => document.getElementById(id));
   const BINS = 12;
-  // What tokens are shaded by.
-  const SHADES = {
-    reward: "token_rewards",
-    "KL to the reference": "token_kl",
-    "the critic's value": "token_values",
-    advantage: "token_advantages",
-  };
   const element = (name, className, text) => {
     const made = document.createElement(name);
     if (className) made.className = className;
@@ -82,7 +77,7 @@
     step.value = askedStep === undefined ? steps.length - 1 : steps.indexOf(askedStep);
     everyStep.checked = isHeldOut && askedStep === undefined;
     const largest = largestByKey(samples);
-    fill(shade, [["nothing", ""], ...Object.entries(SHADES).filter(([, key]) => largest.get(key) > 0)]);
+    fill(shade, [["nothing", ""], ...TOKEN_ROWS.filter(({key, of}) => !of && largest.get(key) > 0).map(({name, key}) => [name, key])]);
 
     // The numbers of an answer, one in each column.
     const columns = {

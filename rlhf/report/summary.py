@@ -33,6 +33,15 @@ ARTIFACTS: Mapping[str, str] = {
     "samples": "samples.jsonl",
 }
 
+AnswersToPrompt = tuple[Mapping[str, Any], Mapping[str, Any]]  # the first and the last
+
+
+class ChangedAnswers(NamedTuple):
+    """Answers to the same prompts, and in words how many have a higher score now, and which."""
+
+    pairs: Sequence[AnswersToPrompt]
+    told: str
+
 
 class SummaryRow(NamedTuple):
     """A measure and its values before and after a phase; "" stands for a missing value."""
@@ -138,11 +147,12 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     """Return lines with the first and the last answers to the prompts whose score changed most."""
-    lines = ["Answers before and after training, where the score changed most (samples.jsonl)"]
     samples = [*read_json_lines(run_dir / "samples.jsonl", SAMPLE)]
-    if not (found := find_changed_answers(samples)[:prompts]):
+    found = find_changed_answers(samples)
+    if not found.pairs:
         return []
-    for first, last in found:
+    lines = [f"Answers before and after training (samples.jsonl): {found.told}"]
+    for first, last in found.pairs[:prompts]:
         lines.append(f"  {_one_line(last['prompt'])}")
         for when, answer in (("before", first), ("after", last)):
             end = "" if answer["ended"] else " (never ended)"
@@ -150,36 +160,28 @@ def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
     return lines
 
 
-def find_changed_answers(
-    samples: Sequence[Mapping[str, Any]],
-) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the first and the last answer to each prompt; [] if there was one evaluation only.
-
-    The prompts whose gold score (without one, the score) changed most, up or down, come first.
-    """
+def find_changed_answers(samples: Sequence[Mapping[str, Any]]) -> ChangedAnswers:
+    """Return the first and the last answer to each prompt; no pair if there was one evaluation."""
     own = [sample for sample in samples if sample.get("model") not in DERIVED_MODELS]
-    if not own or own[0]["step"] == own[-1]["step"]:
-        return []
     first, last = (
-        {each["prompt"]: each for each in own if each["step"] == step}
-        for step in (own[0]["step"], own[-1]["step"])
+        {each["prompt"]: each for each in own if each["step"] == own[end]["step"]}
+        for end in (0, -1)
     )
     pairs = [(first[prompt], answer) for prompt, answer in last.items() if prompt in first]
-    return rank_by_change(pairs)
+    return rank_by_change([pair for pair in pairs if pair[0]["step"] != pair[1]["step"]])
 
 
-def rank_by_change(
-    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
-) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return pairs of a first and a last answer, the largest change of the score first."""
-    return sorted(pairs, key=lambda pair: -abs(change_of_score(*pair)))
-
-
-def change_of_score(first: Mapping[str, Any], last: Mapping[str, Any]) -> float:
-    """Return the change of the gold score or score; 0 if one of them is unknown."""
-    name = "gold" if None not in (first.get("gold"), last.get("gold")) else "score"
-    before, after = first.get(name), last.get(name)
-    return 0.0 if before is None or after is None else float(after - before)
+def rank_by_change(pairs: Sequence[AnswersToPrompt]) -> ChangedAnswers:
+    """Return the pairs, the largest change of gold (without it, of the score) first."""
+    golds = [answer.get("gold") for pair in pairs for answer in pair]
+    name = "score" if None in golds else "gold"
+    ends: Iterator[Any] = (tuple(answer.get(name) for answer in pair) for pair in pairs)
+    changes = [0.0 if None in (first, last) else last - first for first, last in ends]
+    higher, lower = sum(each > 0 for each in changes), sum(each < 0 for each in changes)
+    same = len(pairs) - higher - lower
+    ranked = sorted(range(len(pairs)), key=lambda place: -abs(changes[place]))
+    told = f"by {name}, {higher} higher, {lower} lower, {same} the same"
+    return ChangedAnswers([pairs[place] for place in ranked], told)
 
 
 def _one_line(text: str) -> str:

@@ -117,7 +117,7 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
 
 def _metric_table(run: LiveRun) -> Table:
     table, curves = _create_table("", "", ""), run.curves
-    for metric, value in run.key_metric_values():
+    for metric, _, value in run.key_metric_values():
         table.add_row(metric.label, value, draw_trend(curves[metric.name]))
     return table
 

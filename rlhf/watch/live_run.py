@@ -68,7 +68,7 @@ class LiveRun:
         if files.result is not None:
             verdict = read_verdict(files)
             return Headline(f"{state.text}; {verdict.text}", verdict.is_doubtful)
-        if state.word in {"running", "silent"}:
+        if state.word == "running":
             words.append(f"{time_text(self.progress.hours_left())} left")
         found = next((name for name in REACHED if len(self.curves.get(name, ())) > 1), None)
         if found is not None:
@@ -78,14 +78,16 @@ class LiveRun:
             words.append(f"{REACHED[found]} {first:.3f} → {last:.3f} so far")
         words.append(f"alarms: {len(self.alarms) or 'none'}")
         is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
-        return Headline(", ".join(words), is_doubtful)
+        return Headline(", ".join(words), is_doubtful or None)
 
-    def key_metric_values(self) -> list[tuple[KeyMetric, str]]:
-        """Return the latest values of the key metrics of the current phase, as texts."""
+    def key_metric_values(self) -> list[tuple[KeyMetric, str, str]]:
+        """Return the first and the latest values of the current phase's key metrics, as texts."""
         latest = self.progress.latest
         metrics = KEY_METRICS.get(self.progress.phase or "", ())
         return [
-            (m, format(latest[m.name], m.format)) for m in metrics if latest.get(m.name) is not None
+            (m, format(self.curves[m.name][0][1], m.format), format(latest[m.name], m.format))
+            for m in metrics
+            if latest.get(m.name) is not None
         ]
 
     def poll(self) -> bool:

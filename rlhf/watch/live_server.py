@@ -28,6 +28,7 @@ from rlhf.report.page import (
 from rlhf.report.run_charts import (
     ChartSection,
     alarm_element_id,
+    describe_scores,
     other_metric_charts,
     over_optimisation_section,
     panel_sections,
@@ -71,10 +72,12 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
     pairs = [(run.first[prompt], sample) for prompt, sample in run.newest.items()]
     parts = {
         "status": _render_macro(
-            "status", run=run, headline=run.headline(), phases=progress.phases(), back=back
+            "status", run=run, verdict=run.headline(), phases=progress.phases(), back=back
         ),
         "alarms": _render_macro("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
-        "answers": _render_macro("answers", pairs=rank_by_change(pairs)),
+        "answers": _render_macro(
+            "answers", changed=rank_by_change(pairs), scores=describe_scores(run.as_run_files())
+        ),
     }
     name = f"{run.config['name']}, seed {run.config['seed']}"
     title = f"{progress.step_text}, {name}" if progress.phase else name

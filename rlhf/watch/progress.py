@@ -17,6 +17,8 @@ from rlhf.report.summary import duration_text
 from rlhf.run.results import finished_phases, phase_result_path, read_plan, read_run_result
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
+MISSED_STEPS = 10  # a phase is late after the time of so many steps without a line, and at least
+LEAST_LATE = 30  # so many seconds: evaluations and checkpoints take longer than a step
 MOST_SEEN = 50  # number of recent observations over which the pace is averaged
 METRICS_FILE = "metrics.jsonl"
 
@@ -149,6 +151,14 @@ class RunProgress:
         left = [phase.left for phase in phases if phase.left is not None]
         return sum(left) if phases and len(left) == len(phases) else None
 
+    def _pace_if_late(self, age: float) -> float | None:
+        """Return the seconds per step of the running phase if its next line is late, else None."""
+        for phase in self.phases():
+            pace = phase.pace or phase.planned_pace
+            if phase.state == "running" and pace and age > max(LEAST_LATE, MISSED_STEPS * pace):
+                return pace
+        return None
+
     def result(self) -> Mapping[str, Any] | None:
         """Return the content of result.json; None if the run has not finished."""
         return read_run_result(self.folder)
@@ -163,8 +173,11 @@ class RunProgress:
         age = max(0.0, time.time() - (written or started or 0.0))
         said = f"{'last line' if written else 'began'} {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
-        if is_alive or (is_alive is None and age < LONG_SILENT):
+        late = self._pace_if_late(age)
+        if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
             return RunState("running", f"running, {said}")
+        if is_alive:
+            return RunState("silent", f"may hang: a step takes {late:.2g} s, {said}")
         way_on = f"python launch.py resume={self.folder} continues the run"
         if is_alive is False:
             return RunState("ended", f"stopped, {said}; {way_on}")

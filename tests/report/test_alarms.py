@@ -24,6 +24,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
         "gold_gain_ci": [0.25, 0.35],
     },
 }
+NO_GOLD = {"gold_gain_ci": None}
 FELL = {"gold_after": 0.4, "gold_gain_ci": [-0.15, -0.05]}
 
 
@@ -40,20 +41,23 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("ppo", {"bias_onsets": {"evil": 8}}, ["rewards.evil", "on purpose from step 8"]),
         ("reward", {"accuracy_ci": [0.676, 1.0]}, ["0.676 to 1.000", "data.eval_share"]),
         ("reward", {"accuracy": 0.995, "accuracy_ci": [0.9, 1.0]}, ["0.995", "length decides"]),
-        ("ppo", {"judge_gains": {"right": [-0.1, 0.2]}}, ["right did not measurably", "-0.100 to"]),
+        ("ppo", NO_GOLD | {"judge_gains": {"right": [-0.1, 0.2]}}, ["judge right did not measur"]),
+        ("ppo", {"gold_gain_ci": [-0.1, 0.2]}, ["gold score did not measurably", "ppo.kl_ctl"]),
+        ("ppo", {"gold_gain_ci": [0.0, 0.0]}, ["gold score did not measurably", "ppo.steps"]),
         ("ppo", {"response_tokens_before": 31.0}, ["from 31.0 to 7.0 tokens", "samples.jsonl"]),
         ("ppo", {"response_tokens_after": 17.0}, ["from 8.0 to 17.0 tokens"]),
         ("ppo", {"ended_share_after": 0.19}, ["19% of the responses ended", "max_response_tokens"]),
         ("ppo", {"kl_to_reference": 2.8}, ["0.40 nats per response token", "ppo.kl_ctl"]),
-        ("ppo", FELL, ["score rose while the gold score fell", "ppo.steps", "reward model"]),
-        ("ppo", {"judge_gains": {"exact": [-0.2, -0.1]}}, ["while the judge's exact fell"]),
+        ("ppo", FELL, ["score rose while gold score fell", "ppo.steps", "reward model"]),
+        ("ppo", {"judge_gains": {"exact": [-0.2, -0.1]}}, ["while judge exact fell"]),
         ("ppo", FELL | {"score_parts_after": {}}, ["gold score fell", "correct the parts of rew"]),
     ],
 )
 def test_a_doubt_names_the_number_and_a_way_out(
     phase: str, changes: dict[str, Any], words: list[str]
 ) -> None:
-    (line,) = find_doubts(HEALTHY | {phase: HEALTHY[phase] | changes}, {})
+    measures = {key: each for key, each in (HEALTHY[phase] | changes).items() if each is not None}
+    (line,) = find_doubts(HEALTHY | {phase: measures}, {})
     assert line.startswith(f"{phase}: ")
     assert [word for word in words if word not in line] == []
 
@@ -61,8 +65,6 @@ def test_a_doubt_names_the_number_and_a_way_out(
 @pytest.mark.parametrize(
     ("score", "gold"),
     [
-        ([0.1, 0.3], [0.0, 0.0]),  # gold 0.000 before and after
-        ([0.1, 0.3], [-0.014, 0.031]),
         ([-0.048, 0.332], [-0.2, -0.1]),
         ([0.1, 0.3], None),  # one prompt: no interval
         (None, [-0.2, -0.1]),

@@ -40,6 +40,7 @@ TIME = ("time", "1:30:00", "1.5 times the planned 1:00:00")
                     "0.500",
                     "mean of a rule that knows the right answers, 0 to 1; 3 held-",
                 ),
+                ("score", "2.000", "mean of what PPO maximises, so no proof of quality"),
                 (
                     "KL, nats",
                     "0.5",
@@ -70,7 +71,7 @@ def test_tiles_and_verdict_are_of_the_last_phase(
     tmp_path: Path, phases: dict[str, Any], told: str, tiles: list[tuple[str, str, str]]
 ) -> None:
     (tmp_path / "ppo").mkdir()
-    (tmp_path / "ppo" / "held_out.json").write_text(json.dumps({"after": {"score": [1.0] * 3}}))
+    (tmp_path / "ppo" / "held_out.json").write_text(json.dumps({"before": {"score": [1.0] * 3}}))
     result = {"objective": 0.5, "phases": phases, "measured": {"hours": 1.5}}
     run = RunFiles(tmp_path, {}, {}, [], [], result | {"planned": {"hours": 1.0}})
     verdict = read_verdict(run)
@@ -82,6 +83,17 @@ def test_tiles_and_verdict_are_of_the_last_phase(
         assert shown[2].startswith(expected[2])
     unplanned = run._replace(result=result | {"planned": {"hours": None}})
     assert [*build_tiles(unplanned)][-1].note == ""
+
+
+def test_prompts_that_all_keep_their_value_tell_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo" / "held_out.json").write_text(json.dumps({"before": {"score": [1.0] * 11}}))
+    exact = {"exact_before": 0.0, "exact_after": 0.0, "exact_gain_ci": [0.0, 0.0]}
+    result = {"objective": 0.5, "phases": {"ppo": PPO | exact}}
+    verdict = read_verdict(RunFiles(tmp_path, {}, {}, [], [], result))
+    told = "exactly right 0.0% → 0.0% (11 held-out prompts are too few to tell)"
+    assert verdict.text == f"no prompt changed: {told}; no reason found to doubt it"
+    assert verdict.is_doubtful
 
 
 def test_a_proven_gain_is_doubtful_if_there_is_a_reason() -> None:

@@ -153,7 +153,7 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
 
 def test_verdict_and_alarms_come_first(made: Made) -> None:
     text = write_report(made()).read_text()
-    assert 'doubtful">exactly right 50.0% → 50.0%; 3 reasons to doubt it</p>' in text
+    assert 'doubtful">no interval: exactly right 50.0% → 50.0%; 3 reasons to doubt it</p>' in text
     assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
     assert 'href="#alarm-clipping"' in text
 
@@ -164,11 +164,14 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         row["gold"] = [0.0, -0.5, 0.25][int(row["prompt"][0])] * (row["step"] > 0)
+        row["score"] = int(row["prompt"][0]) * row["step"]  # of another order
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run_dir / "ppo").mkdir()
+    (run_dir / "ppo" / "held_out.json").write_text(json.dumps({"before": {"score": [1.0] * 700}}))
     text = write_report(run_dir).read_text()
     parts = (
         *("<h1>run: pets, seed 1</h1>", 'class="verdict', 'class="tiles"'),
-        *("Answers before and after", "Reasons to doubt", "<h2>PPO</h2>", "<summary>Samples (6)"),
+        *("Reasons to doubt", "Answers before and after", "<h2>PPO</h2>", "<summary>Samples (6)"),
         *("<summary>Results", "<summary>PPO: health", "<summary>Settings"),
     )
     places = [text.find(part) for part in parts]
@@ -177,13 +180,15 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
     assert tiles == [
         ("exactly right", "50.0%", "50.0%"),
+        ("score", "0.500", "0.500"),
         ("KL, nats", "", "1"),
         ("tokens of an answer", "0.5", "0.5"),
         ("time", "", "0:06:00"),
     ]
-    assert ">share of the answers without a mistake</dd>" in text
-    changed = text.partition("Answers before and after")[2].partition("Reasons to doubt")[0]
-    assert "Of 3 held-out prompts, 1 scored higher after training and 1 lower" in changed
+    assert ">share of the answers without a mistake; 700 held-out prompts</dd>" in text
+    changed = text.partition("Answers before and after")[2].partition("<h2>PPO</h2>")[0]
+    told = "3 of the 700 held-out prompts are sampled: by gold, 1 higher, 1 lower, 1 the same;"
+    assert told in changed
     assert re.findall(r"<h3>(\d)", changed) == ["1", "2", "0"], "the largest change first"
     main = text.partition("<h2>PPO</h2>")[2].partition("</section>")[0]
     titles = re.findall(r"<figcaption>([^<]*?) <", main)
@@ -291,11 +296,14 @@ def test_tokens_of_an_answer_are_read_step_by_step(made: Made, tmp_path: Path) -
     cells = "[...document.querySelector('table.tokens').rows].map((row) => row.innerText)"
     with tab(tmp_path, f"file://{path}") as page:
         page.wait_for(f"{answers}.length === 6")
-        page.run("document.querySelector('a[href=\"#samples-title\"]').click()")  # unfolds them
+        page.run(
+            "document.querySelector('.note a[href=\"#samples-title\"]').click()"
+        )  # unfolds them
         # answers of one step stand in columns; words that the answer before lacks are marked
         marked = "[...document.querySelectorAll('.answers mark')].map((each) => each.innerText)"
         assert page.run(marked) == [" 12"] * 3
         assert page.run("document.querySelector('.changed mark').innerText") == " 12"
+        assert page.run("document.querySelector('.changed del').innerText") == " 0"
         # the slider begins at the last step; the open table follows it
         page.run("document.getElementById('every-step').click()")
         page.run("document.getElementById('tokens-0').click()")
@@ -370,7 +378,7 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run_dir).read_text()
     assert ("falls is over-optimisation" in page) == has_gold
-    assert ("The gold score (0 to 1) is a rule" in page) == has_gold
+    assert ("Gold, 0 to 1: by a rule that knows" in page) == has_gold
     assert ("Only the samples show" in page) != has_gold
 
 

@@ -214,13 +214,19 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "change"),
-    [([-0.1, 0.2], "ppo.steps=112"), ([0.1, 0.2], "ppo.kl_ctl=0.6"), (None, "ppo.kl_ctl=0.6")],
+    ("score", "gain", "change"),
+    [
+        ([-0.5, 0.6], [-0.1, 0.2], "ppo.steps=112"),
+        ([-0.5, 0.6], [0.0, 0.0], "ppo.steps=112"),
+        ([0.5, 0.6], [-0.1, 0.2], "ppo.kl_ctl=0.6"),
+        ([0.5, 0.6], [0.1, 0.2], "ppo.kl_ctl=0.6"),
+        ([0.5, 0.6], None, "ppo.kl_ctl=0.6"),
+    ],
 )
-def test_a_run_that_gained_nothing_goes_on(
-    run_dir: Path, gain: list[float] | None, change: str
+def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
+    run_dir: Path, score: list[float], gain: list[float] | None, change: str
 ) -> None:
-    result = {"steps": 56, "score_before": 1, "score_gain_ci": [0.5, 0.6]}
+    result = {"steps": 56, "score_before": 1, "score_after": 2, "score_gain_ci": score}
     result |= {"gold_before": 0.5, "gold_gain_ci": gain} if gain else {}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     lines = [line.strip() for line in suggest_commands(run_dir)]

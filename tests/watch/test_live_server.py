@@ -133,6 +133,7 @@ def test_answers_stand_beside_those_before_training_and_stay_text(tmp_path: Path
     ]
     assert "a dog" in parts["answers"]
     assert re.findall("<h3>(.{5})", parts["answers"])[:2] == ["Risen", "Name "], "by change"
+    assert "newest one: by score, 1 higher, 0 lower, 2 the same; the larg" in parts["answers"]
     assert not re.search("averaged|two", parts["answers"])
     for part in parts.values():
         assert "<img" not in part

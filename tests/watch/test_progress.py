@@ -67,7 +67,8 @@ HERE = socket.gethostname()
     [
         (None, None, "waiting"),
         ("process OWN on HERE", None, "running"),
-        ("process OWN on HERE", 7200, "running"),
+        ("process OWN on HERE", 300, "running"),  # a step is planned to take 36 s
+        ("process OWN on HERE", 7200, "silent"),
         ("process 4194999 on HERE", 7200, "ended"),
         ("process 4194999 on HERE", 5, "ended"),
         ("process 1 on elsewhere", 5, "running"),
@@ -86,7 +87,9 @@ def test_state_of_a_run(
     if seconds_ago is not None:
         append(folder / "metrics.jsonl", sft_lines([1]))
         written(folder, seconds_ago=seconds_ago)
-    state = RunProgress(folder).state()
+    run = LiveRun(folder)
+    run.poll()
+    state = run.progress.state()
     assert state.word == word
     if word != "waiting":
         said = "began" if seconds_ago is None else "last line"
@@ -94,6 +97,25 @@ def test_state_of_a_run(
         assert re.search(rf"{said} \d+ (s|min|h) ago{end}$", state.text)
     finish(folder)
     assert RunProgress(folder).state().word == "finished"
+
+
+def test_a_run_that_misses_many_steps_is_late_until_its_phase_ends(tmp_path: Path) -> None:
+    folder = started_run(tmp_path / "run")
+    run = LiveRun(folder)
+    (folder / "run.lock").write_text(f"process {os.getpid()} on {HERE}\n")
+    for step, age in ((1, 43), (2, 42), (3, 41)):
+        append(folder / "metrics.jsonl", sft_lines([step]))
+        written(folder, seconds_ago=age)
+        run.poll()
+    assert run.headline().text.startswith("may hang: a step takes 1 s, last line 41 s ago, loss")
+    assert run.headline().is_doubtful
+    written(folder, seconds_ago=25)
+    assert run.headline().text.startswith("running, last line 25 s ago, 0:")
+    assert run.headline().is_doubtful is None, "neither good nor bad yet"
+    written(folder, seconds_ago=41)
+    (folder / "sft").mkdir()
+    (folder / "sft" / "result.json").write_text("{}")
+    assert run.progress.state().word == "running", "the next phase loads its models"
 
 
 def test_ages_have_one_unit() -> None:
