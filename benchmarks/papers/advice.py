@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 import statistics
@@ -14,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from common import BENCHMARKS
 
 from papers import chains
 from papers.claims import Figures, NotMeasurableError, Outcome, PaperResult, Place, Verdict
@@ -135,9 +138,11 @@ def measure(seed: int, place: Place) -> Figures:
 
 def _advised(place: Place, *words: str, seed: int) -> str:
     """Return the arm that the adviser names for a run with these overrides."""
+    path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "rlhf.advise", "--json", *words, f"seed={seed}"],
         cwd=place.shared,
+        env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
