@@ -35,7 +35,7 @@ class Gain(NamedTuple):
         """Return what the interval tells: a direction, or why it tells none."""
         low, high = self.interval or (math.inf, math.inf)
         if low == high:  # without a spread over prompts, the mean has no interval
-            return "no prompt changed" if low == 0 else "no interval"
+            return "no change at any prompt" if low == 0 else "no interval"
         if low <= 0 <= high or not math.isfinite(high - low):
             return "no measurable change"
         up, down = ("higher", "lower") if self.key == TRAINED_ON else ("better", "worse")

@@ -87,7 +87,7 @@ def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
         )
     result = read_phase_result(run_dir, "ppo") or {}
     gain = read_gain({"ppo": result})
-    unmoved = ("no measurable change", "no prompt changed")
+    unmoved = ("no measurable change", "no change at any prompt")
     if gain is not None and gain.word in unmoved and gain.score is None and "steps" in result:
         return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
     return "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
