@@ -86,10 +86,10 @@ def read_gain(phases: Mapping[str, Mapping[str, Any]]) -> Gain | None:
 
 
 def judge_intervals(found: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """Return the intervals of the gains of a phase by judge, the best judge first."""
+    """Return the known intervals of the gains of a phase by judge, the best judge first."""
     named = {judge: found.get(f"{key}_gain_ci") for key, judge in JUDGES.items()}
     named |= {f"judge {key}": each for key, each in found.get("judge_gains", {}).items()}
-    return {judge: each for judge, each in named.items() if each is not None}
+    return {judge: each for judge, each in named.items() if each and None not in each}
 
 
 def is_score_alone(found: Mapping[str, Any]) -> bool:
@@ -100,7 +100,7 @@ def is_score_alone(found: Mapping[str, Any]) -> bool:
 
 def least_score_gain(found: Mapping[str, Any]) -> float:
     """Return the lower end of the score gain's 95 % interval; 0 if it was not measured."""
-    return float(found.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0])
+    return float(found.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0] or 0.0)
 
 
 def _values(found: Mapping[str, Any], key: str) -> tuple[float, float]:

@@ -39,6 +39,7 @@ BOUGHT = "score, by the reward that PPO maximises"
         ),
         ({"ppo": SCORE | {"score_gain_ci": [1.5] * 2}}, (BOUGHT, "no interval", "")),
         ({"ppo": {"score_before": 1.0, "score_after": 2.0}}, (BOUGHT, "no interval", "")),
+        ({"ppo": SCORE | GOLD | {"gold_gain_ci": [None] * 2}}, ("gold score", "no interval", "")),
     ],
 )
 def test_the_best_judge_tells_the_gain(phases: dict[str, Any], told: tuple[str, str, str]) -> None:
