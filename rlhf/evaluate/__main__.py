@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
-from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
 from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_json_lines
@@ -62,7 +62,6 @@ def evaluate(
     num_prompts: int | None = None,
     samples: int = 1,
     temperatures: Sequence[float] = (),
-    tasks: Sequence[str] = (),
     best_of: Path | None = None,
     trusts_code: bool = False,
 ) -> dict[str, Any]:
@@ -70,13 +69,10 @@ def evaluate(
 
     Raises:
         CheckpointError: if a run has not finished or has no policy.
-        ConfigError: if another run's tokenizer differs, lm-eval does not know one of ``tasks``, or
-            the run has no reward model that could choose among the responses in ``best_of``.
+        ConfigError: if another run's tokenizer differs, or the run has no reward model that could
+            choose among the responses in ``best_of``.
         DataError: if a row of the file ``best_of`` has no good and bad responses to a prompt.
-        CapabilityError: if there are ``tasks`` and lm-eval is not installed.
     """
-    if tasks:
-        import_lm_eval()
     choices = read_responses(best_of) if best_of else []
     evaluator = Evaluator(run_dir, trusts_code=trusts_code)
     if choices and evaluator.reward_model is None:
@@ -119,47 +115,7 @@ def evaluate(
     found = compute_statistics(run_dir, perplexities, judges)
     if ranked:
         found["best_of_k"] = best_of_k_statistics(ranked)
-    if tasks:
-        found["lm_eval"] = run_benchmarks(folders, tasks)
     write_json(run_dir / EVALUATION, found)
-    return found
-
-
-def import_lm_eval() -> Any:
-    """Import and return the package lm_eval; raise a CapabilityError without it."""
-    try:
-        import lm_eval
-    except ModuleNotFoundError as error:
-        raise CapabilityError(
-            "--lm-eval: the package lm-eval is not installed; pip install lm-eval"
-        ) from error
-    return lm_eval
-
-
-def run_benchmarks(folders: Mapping[str, Path], tasks: Sequence[str]) -> dict[str, Any]:
-    """Run lm-eval's ``tasks`` on each model; return model name -> task -> metric -> value.
-
-    Raises:
-        ConfigError: if lm-eval does not know a task, or cannot download it.
-    """
-    lm_eval = import_lm_eval()
-    found: dict[str, Any] = {}
-    for name, folder in folders.items():
-        has_template = (folder / "chat_template.jinja").exists()
-        try:
-            results = lm_eval.simple_evaluate(
-                model="hf",
-                model_args={"pretrained": str(folder)},
-                tasks=list(tasks),
-                apply_chat_template=has_template,
-            )["results"]
-        except (KeyError, ValueError, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ConfigError(f"--lm-eval {' '.join(tasks)}: {reason}") from error
-        found[name] = {
-            task: {k.partition(",")[0]: v for k, v in values.items() if isinstance(v, float)}
-            for task, values in results.items()
-        }
     return found
 
 
@@ -219,7 +175,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--samples", type=int, default=1, help="answers to each prompt, for pass@k")
     parser.add_argument("--temperature", type=float, nargs="+", default=[], help="more decoders")
     parser.add_argument("--best-of", type=Path, metavar="FILE", help="good and bad responses")
-    parser.add_argument("--lm-eval", nargs="+", default=[], metavar="TASK", help="of lm-eval")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _evaluate(options), as_json=options.json)
 
@@ -256,7 +211,6 @@ def _evaluate(options: argparse.Namespace) -> Result:
             num_prompts=options.prompts,
             samples=options.samples,
             temperatures=options.temperature,
-            tasks=options.lm_eval,
             best_of=options.best_of and expand_user_path(options.best_of, key="--best-of"),
             trusts_code=options.trust_code,
         )
@@ -281,14 +235,6 @@ def _evaluate(options: argparse.Namespace) -> Result:
             for subset, each in found["best_of_k"].items()
         ]
         console.print_table("reward model: best of k", table)
-    rows = [
-        {"model": model, "task": task, "metric": metric, "value": f"{value:.3f}"}
-        for model, by_task in found.get("lm_eval", {}).items()
-        for task, values in by_task.items()
-        for metric, value in values.items()
-    ]
-    if rows:
-        console.print_table("lm-eval", rows)
     console.say(f"wrote {run_dir / EVALUATION}, answers.jsonl beside it")
     console.say(f"wrote {write_report(run_dir)}")
     return Result(found)

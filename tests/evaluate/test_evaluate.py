@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import PhaseData
@@ -99,7 +98,6 @@ def test_the_command_and_the_script_of_the_page_compute_the_same_win_rate(
     out, said = capsys.readouterr()
     assert "ppo_ema" in said
     assert "win rates" in said
-    assert "lm-eval" not in said
     report = (run / "report.html").read_text()
     assert "Calibration of the reward model" in report
     assert "Scores, from the lowest to the highest" in report
@@ -147,24 +145,6 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     assert main([str(run) if word == "RUN" else word for word in arguments]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_lm_eval_gets_every_policy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def simple_evaluate(**keys: Any) -> dict[str, Any]:
-        asked.append(keys)
-        return {"results": {"a_task": {"acc,none": 0.5, "alias": "a_task"}}}
-
-    with pytest.raises(CapabilityError, match="pip install lm-eval"):
-        evaluate(run, num_prompts=1, tasks=["a_task"])
-    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace(simple_evaluate=simple_evaluate))
-    found = evaluate(run, num_prompts=1, tasks=["a_task"])
-    assert found["lm_eval"]["ppo"] == {"a_task": {"acc": 0.5}}
-    assert [each["model_args"]["pretrained"] for each in asked] == [
-        str(run / place) for place in ("sft/model", "ppo/actor", "ppo/actor_ema")
-    ]
-    assert all(each["apply_chat_template"] for each in asked)
 
 
 def test_a_run_with_rewards_knows_what_is_right(tmp_path: Path) -> None:
