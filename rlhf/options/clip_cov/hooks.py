@@ -1,6 +1,6 @@
 """The hook that leaves tokens with a high covariance out of the losses of a step.
 
-Shapes: B = sequences of this rank, T = response tokens, N = tokens that may be left out.
+Shapes: B = sequences of this rank, T = response tokens, N = cells of a mask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class ClipCovHook(PpoHook):
         """Set the advantage of drawn tokens to 0, so that no surrogate gives them a gradient.
 
         The covariance of a token is (log pi_old - mean) * (A - mean), with the means over the
-        learned tokens of all ranks. The random numbers are keyed by step and rank.
+        learned tokens of all ranks, https://arxiv.org/abs/2505.22617 section 4.2. A rank draws the
+        configured share of its learned tokens, rounded down, but at least one, from those with a
+        covariance between the limits. The random numbers are keyed by step and rank.
         """
         config, used = maker.config, targets.advantages
         keep_BT = learned_tokens(config, rollout)
@@ -36,15 +38,12 @@ class ClipCovHook(PpoHook):
             x_BT - maker.moments_over_ranks(x_BT, keep_BT).value() for x_BT in sides
         )
         covariances_BT = logprobs_BT * advantages_BT
+        low, high = config.clip_cov_low, config.clip_cov_high
+        is_high_BT = keep_BT & (covariances_BT > low) & (covariances_BT < high)
+        most = max(1, int(config.clip_cov_ratio * int(keep_BT.sum())))
         names = ("clip_cov", str(rollout.prompts.step), maker.ranks.rank)
-        left_out_BT = draw_high_covariances(
-            covariances_BT,
-            keep_BT,
-            low=config.clip_cov_low,
-            high=config.clip_cov_high,
-            ratio=config.clip_cov_ratio,
-            draws=random_stream(self.config.seed, *names),
-        )
+        draws = random_stream(self.config.seed, *names)
+        left_out_BT = draw_cells(is_high_BT, most, draws)
         used_BT = used.advantages_BT.masked_fill(left_out_BT, 0.0)
         found = {
             "ppo/covariance": Mean.of(covariances_BT, keep_BT),
@@ -55,26 +54,11 @@ class ClipCovHook(PpoHook):
         )
 
 
-def draw_high_covariances(
-    covariances_BT: Tensor,
-    keep_BT: Tensor,
-    *,
-    low: float,
-    high: float,
-    ratio: float,
-    draws: torch.Generator,
-) -> Tensor:
-    """Return True (B, T) at tokens to leave out, https://arxiv.org/abs/2505.22617 section 4.2.
-
-    These are ``ratio`` of the kept tokens, rounded down, but at least one, drawn with equal
-    probability from the kept tokens with low < covariance < high; all of them if there are fewer.
-    """
-    is_high_BT = keep_BT & (covariances_BT > low) & (covariances_BT < high)
-    high_N = is_high_BT.flatten().nonzero().squeeze(1)
-    most = max(1, int(ratio * int(keep_BT.sum())))
-    drawn = torch.randperm(len(high_N), generator=draws)[:most].to(high_N.device)
-    left_out = torch.zeros_like(keep_BT).flatten().index_fill(0, high_N[drawn], 1)
-    return left_out.view_as(keep_BT)
+def draw_cells(mask_BT: Tensor, most: int, draws: torch.Generator) -> Tensor:
+    """Return ``most`` of the cells of a mask, drawn with equal probability; all if it has fewer."""
+    cells_N = mask_BT.flatten().nonzero().squeeze(1)
+    drawn = torch.randperm(len(cells_N), generator=draws)[:most].to(cells_N.device)
+    return torch.zeros_like(mask_BT).flatten().index_fill(0, cells_N[drawn], 1).view_as(mask_BT)
 
 
 HOOK = ClipCovHook

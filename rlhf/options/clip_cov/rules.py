@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_broken_rule
+from rlhf.base.errors import ConfigError
 from rlhf.config.schema.run import RunConfig
 
 
 def check(config: RunConfig) -> None:
     """Check that some covariance lies in the range."""
     low, high = config.ppo.clip_cov_low, config.ppo.clip_cov_high
-    refuse_broken_rule(
-        {
+    if low >= high:
+        raise ConfigError(
             f"ppo.clip_cov_high={high:g}: must be above ppo.clip_cov_low={low:g}, or no token is "
-            "ever left out; use the paper's 1 and 5": low >= high
-        }
-    )
+            "ever left out; use the paper's 1 and 5"
+        )
