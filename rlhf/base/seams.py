@@ -289,8 +289,8 @@ class ResponsesSeam(Protocol):
     def open_partner(self, config: RunConfig) -> Partner:
         """Return a partner, whose processes run until it is closed."""
 
-    def score(self, responses: Responses) -> Tensor:
-        """Return the partner's scores (B,): the values of a reward with kind=environment."""
+    def token_rewards(self, responses: Responses) -> Tensor:
+        """Return the partner's rewards (B, T), of a part of ``rewards`` with kind=environment."""
 
     def measure_responses(self, responses: Responses) -> dict[str, Tensor]:
         """Return measures (B,) of the responses, named GROUP/NAME; the option chooses GROUP."""
@@ -324,7 +324,8 @@ class Policy(NamedTuple):
 
 
 class RewardsSeam(Protocol):
-    """``rewards``: scores responses in a process of its own. Used by biases and judges."""
+    """``rewards``: scores responses in a process of its own. Used by biases, judges and
+    step_rewards."""
 
     KIND: RewardKind
     """The kind of the parts of ``rewards`` that the option scores."""

@@ -84,6 +84,8 @@ class TermScores(NamedTuple):
     scores_BK: Tensor
     failed_BK: Tensor  # bool: the part gave no score, and scores_BK has its fallback
     criteria: Mapping[str, Tensor] = {}  # (B,) by PART.CRITERION: of parts that score by criteria
+    of_tokens: Mapping[str, Tensor] = {}
+    """Rewards (B, T) by part, of parts that reward tokens; their sums are in scores_BK."""
 
 
 class Rollout(NamedTuple):

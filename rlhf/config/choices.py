@@ -55,6 +55,7 @@ class RewardKind(StrEnum):
     json = "json"
     bias = "bias"
     judge = "judge"
+    steps = "steps"
 
 
 Device = StrEnum("Device", "cpu cuda")

@@ -104,6 +104,10 @@ OPTIONS = (
         "biases",
         lambda config: any(part.kind is RewardKind.bias for part in config.rewards.values()),
     ),
+    Option(
+        "step_rewards",
+        lambda config: any(part.kind is RewardKind.steps for part in config.rewards.values()),
+    ),
     Option("hybrid_engine", lambda config: config.rollout.backend == "hybrid_engine"),
     Option("vllm", lambda config: config.rollout.backend == "vllm_server"),
     Option("phase_store", lambda config: config.reuse.phases != "never"),

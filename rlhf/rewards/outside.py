@@ -29,7 +29,7 @@ LARGEST_PROCESS = 1 << 30  # bytes of this process's memory; HTTP headers have n
 CHUNK = 1 << 16  # bytes of an answer to read at a time
 
 
-def build_function_reward(part: RewardTerm) -> ScoreFunction:
+def build_function_reward(part: RewardTerm) -> Callable[[Answers], Sequence[float]]:
     """Import ``part.function`` and return it as a ``ScoreFunction``, or raise ConfigError."""
     with sealed_copy(part) if part.sealed else nullcontext():
         called, file = import_user_object("function", str(part.function))

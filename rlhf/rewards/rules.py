@@ -32,6 +32,9 @@ class PartScores(NamedTuple):
     scores: Sequence[float]
     criteria: Mapping[str, Sequence[float]] = {}  # scores by criterion, of a part that has criteria
     problem: str = ""  # why the first of the failures failed, if the part knows
+    steps: Sequence[Sequence[tuple[int, float]]] = ()
+    """The steps of each response, of a part that scores steps: the character at which the step
+    ends, and the step's share of the score."""
 
 
 ScoreFunction = Callable[[Answers], Sequence[float] | PartScores]

@@ -40,6 +40,7 @@ WORKING = {
     "gold": "kind: gold, weight: -0.5, normalise: true",
     "environment": "kind: environment, weight: 2",
     "function": f"{FUNCTION}, columns: [answer], timeout_seconds: 3, fallback: 0",
+    "steps": f"{FUNCTION}, pattern: ' '".replace("kind: function", "kind: steps"),
     "http": "kind: http, url: 'http://localhost:8000/score', batch_size: 8, retries: 0",
     "length": "kind: length, least: 2, most: 40, slack: 10",
     "stop": "kind: stop, weight: 0.2",

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 MODULE = (ROOT / "examples" / "my_rewards.py").read_text()
 FUNCTION = "{kind: function, function: 'my_rewards:vowels', run_code: true}"
+STEPS = "{kind: steps, function: 'my_rewards:vowels', run_code: true, pattern: '[aeiou]'}"
 # Enough steps, and nothing holds them back.
 LEARN = ["ppo.steps=14", "ppo.kl_ctl=0", "ppo.actor_lr=0.03", "ppo.critic_lr=0.01"]
 LEARN += ["ppo.eval_prompts=8", "ppo.sample_every=99"]
@@ -78,7 +79,7 @@ def test_each_reward_is_learned_from_on_its_own_scale(tmp_path: Path) -> None:
 
 def test_a_mix_has_the_reward_model_in_it(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "my_rewards.py").write_text(MODULE)
-    parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {FUNCTION}, "
+    parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {STEPS}, "
     parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}, "
     parts += "right: {kind: exact, columns: [answer], weight: 0}}"
     words = [*LEARN, "ppo.steps=9", "phase=ppo", f"from_run={tiny_run}"]

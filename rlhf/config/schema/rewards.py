@@ -22,8 +22,8 @@ class RewardTermKeys:
     """Keys of one part of the score whose kind is the core's."""
 
     kind: RewardKind
-    """model, gold, function, http, judge, bias, or a rule (length, stop, pattern, exact, number,
-    json)."""
+    """model, gold, function, steps, http, judge, bias, or a rule (length, stop, pattern, exact,
+    number, json)."""
     weight: float = key(SCORE, default=1.0)
     """Factor of this part in the sum; the strength of a bias."""
     normalise: bool = False
@@ -35,9 +35,10 @@ class RewardTermKeys:
     fallback: float | None = key(SCORE, default=None)
     """Score of a response that the part failed to score; null: the run ends."""
     function: str | None = None
-    """kind=function: MODULE:FUNCTION, called as f(prompts, responses, **columns)."""
+    """kind=function or steps: MODULE:FUNCTION, called as f(prompts, responses, **columns); with
+    kind=steps each step is a response to the prompt and the steps before it."""
     run_code: bool = False
-    """kind=function: agree to run this function's code."""
+    """kind=function or steps: agree to run this function's code."""
     sealed: str | None = None
     """kind=function, weight=0: auto, or the hash of code and files that the judge must have."""
     files: list[str] = field(default_factory=list)
@@ -54,7 +55,8 @@ class RewardTermKeys:
     """kind=http or judge: further attempts after an error 5xx or a lost connection."""
     pattern: str | None = None
     """kind=pattern: regular expression; the score is 1 where it is found. kind=bias with
-    bias=token: the expression whose occurrences are favoured."""
+    bias=token: the expression whose occurrences are favoured. kind=steps: a step ends where the
+    expression ends."""
     whole: bool = False
     """kind=pattern: the expression must match the whole response."""
     json_schema: str | None = None

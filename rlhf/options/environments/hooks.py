@@ -1,6 +1,6 @@
-"""The hook that lets PPO learn from episodes: rewards of turns, their advantages, and measures.
+"""The hook that lets PPO learn from episodes: advantages of turns, and measures.
 
-Shapes: B = episodes of this rank, T = tokens after the prompt, K = parts of the score.
+Shapes: B = episodes of this rank, T = tokens after the prompt.
 """
 
 from __future__ import annotations
@@ -10,64 +10,33 @@ from functools import partial
 
 from rlhf.algorithms.advantages import Advantages, gae
 from rlhf.base.types import Rollout
-from rlhf.config.choices import AdvantageEstimator, RewardKind
+from rlhf.config.choices import AdvantageEstimator
 from rlhf.options.environments.keys import GaeUnit
 from rlhf.options.environments.responses import measure_responses
 from rlhf.options.environments.turn_advantages import turn_gae
 from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 from rlhf.phases.ppo.targets import (
     TargetMaker,
     Targets,
     TargetSteps,
     estimate_with_decoupled_lambdas,
-    scaled_part_scores,
 )
 
 
 class EpisodeHook(PpoHook):
-    """A hook that adds rewards and advantages of turns, and measures of episodes."""
+    """A hook that adds advantages of turns, and measures of episodes."""
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return ``steps`` with rewards of turns, and with GAE whose time step is ppo.gae_unit."""
-        penalise, estimate = steps["penalise"], steps["estimate"]
-
-        def penalise_then_add(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-            return _add_turn_rewards(maker, penalise(maker, targets, rollout), rollout)
-
-        if self.config.ppo.advantage_estimator is AdvantageEstimator.gae:
-            estimate = _estimate_by_gae
-        own = {"combine": _sum_other_parts, "penalise": penalise_then_add, "estimate": estimate}
-        return {**steps, **own}
+        """Return ``steps`` with GAE whose time step is ppo.gae_unit."""
+        is_gae = self.config.ppo.advantage_estimator is AdvantageEstimator.gae
+        return {**steps, "estimate": _estimate_by_gae} if is_gae else steps
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
         """Return the rollout with the measures of its episodes."""
         measures = {**rollout.measures, **measure_responses(rollout.responses)}
         return rollout._replace(measures=measures)
-
-
-def _sum_other_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Sum all parts of the score but the environment's part, whose rewards belong to turns."""
-    scores_BK = scaled_part_scores(maker, rollout)
-    for number, part in enumerate(maker.parts.values()):
-        if part.kind is RewardKind.environment:
-            scores_BK[:, number] = 0.0
-    return targets._replace(scores_B=sum_weighted_scores(maker.parts, scores_BK))
-
-
-def _add_turn_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Add the environment's rewards of turns to the targets, clipped like scores."""
-    clip = maker.config.clip_reward_value
-    weights = [p.weight for p in maker.parts.values() if p.kind is RewardKind.environment]
-    of_turns_BT = sum(weights) * _require_turns(rollout).rewards_BT
-    if clip is not None:
-        of_turns_BT = of_turns_BT.clamp(-clip, clip)
-    return targets._replace(
-        rewards_BT=targets.rewards_BT + of_turns_BT,
-        scores_B=targets.scores_B + of_turns_BT.sum(dim=1),
-    )
 
 
 def _estimate_by_gae(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:

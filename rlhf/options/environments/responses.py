@@ -95,11 +95,11 @@ def open_partner(config: RunConfig) -> EnvironmentPartner:
     return EnvironmentPartner(config, build_pool(config.environment))
 
 
-def score(responses: Responses) -> Tensor:
-    """Return the sums (B,) of the rewards of each episode."""
+def token_rewards(responses: Responses) -> Tensor:
+    """Return the rewards (B, T) of turns, at the last tokens of the turns."""
     turns = turns_of(responses)
     assert turns is not None, "kind=environment without episodes"
-    return turns.rewards_BT.sum(dim=1)
+    return turns.rewards_BT
 
 
 def measure_responses(responses: Responses) -> dict[str, Tensor]:

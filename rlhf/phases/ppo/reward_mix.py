@@ -6,6 +6,7 @@ Shapes: B = sequences, K = parts.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -45,7 +46,7 @@ class RewardMix:
     """A function from responses to the scores of all parts of the reward, and their weighted sums.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
-    ``own_scores`` returns the scores (B,) that an environment gave the responses.
+    ``own_rewards`` returns the rewards (B, T) that an environment gave the responses.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class RewardMix:
         tokenizer: PreTrainedTokenizerBase,
         judge: GoldJudge,
         say: Callable[[str], None],
-        own_scores: Callable[[Responses], Tensor] | None = None,
+        own_rewards: Callable[[Responses], Tensor] | None = None,
         run_dir: str | None = None,
     ) -> None:
         self.parts = parts
-        self._own_scores = own_scores
+        self._own_rewards = own_rewards
         self._tokenizer = tokenizer
         self._judge = judge
         self._say = say
@@ -82,6 +83,7 @@ class RewardMix:
         self._rows += len(model_scores_B)
         columns: list[Tensor] = []
         criteria: dict[str, Tensor] = {}
+        of_tokens: dict[str, Tensor] = {}
         for name, part in self.parts.items():
             problem = NO_SCORE
             match part.kind:
@@ -91,12 +93,16 @@ class RewardMix:
                     rated = rate_responses(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case RewardKind.environment:
-                    assert self._own_scores is not None, "kind=environment without an environment"
-                    scores_B = self._own_scores(responses)
+                    assert self._own_rewards is not None, "kind=environment without an environment"
+                    of_tokens[name] = self._own_rewards(responses)
+                    scores_B = of_tokens[name].sum(dim=1)
                 case _:
                     found = self._receive_scores(name, len(model_scores_B))
                     scores_B = model_scores_B.new_tensor(found.scores)
                     problem = found.problem or NO_SCORE
+                    if found.steps:
+                        placed = self._place_step_scores(responses, found, part.fallback or 0.0)
+                        of_tokens[name] = placed.to(scores_B)
                     for criterion, scores in found.criteria.items():
                         of_criterion_B = model_scores_B.new_tensor(scores)
                         criteria[f"{name}.{criterion}"] = of_criterion_B.nan_to_num(part.fallback)
@@ -107,7 +113,7 @@ class RewardMix:
         failed_BK = ~valid_score_mask(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        scored = TermScores(scores_BK, failed_BK, criteria)
+        scored = TermScores(scores_BK, failed_BK, criteria, of_tokens)
         return sum_weighted_scores(self.parts, scores_BK), scored
 
     def try_parts_on_rows(self, records: Sequence[Record]) -> None:
@@ -141,6 +147,23 @@ class RewardMix:
             none = [math.nan] * rows
             return PartScores(none, dict.fromkeys(self._isolated[name].criteria, none), str(error))
 
+    def _place_step_scores(
+        self, responses: Responses, found: PartScores, fallback: float
+    ) -> Tensor:
+        """Return the scores (B, T) of steps, each at the token that completes the step.
+
+        The last token of a response has the score of its last step, or all of its ``fallback``.
+        """
+        rewards_BT = torch.zeros(responses.ids_BT.shape)
+        rows = zip(responses.ids_BT.tolist(), responses.keep_BT.sum(dim=1).tolist(), strict=True)
+        for row, (ids, length) in enumerate(rows):
+            has_failed = math.isnan(found.scores[row])
+            steps = [(0, fallback)] if has_failed else found.steps[row]
+            for end, score in steps[:-1]:
+                rewards_BT[row, find_token(self._tokenizer, ids[:length], end)] += score
+            rewards_BT[row, length - 1] += steps[-1][1]
+        return rewards_BT
+
     def close(self) -> None:
         """End the processes of the parts; print how often each part failed."""
         end_reward_processes(self._isolated)
@@ -167,6 +190,15 @@ class RewardMix:
                 f"{part.fallback:g}, and ppo/fallback_share counts them"
             )
         self._fallbacks[name] += count
+
+
+def find_token(tokenizer: PreTrainedTokenizerBase, ids: list[int], end: int) -> int:
+    """Return the index of the first token up to which ``ids`` are ``end`` or more characters."""
+
+    def count_characters(tokens: int) -> int:
+        return len(tokenizer.decode(ids[:tokens], skip_special_tokens=True))
+
+    return bisect_left(range(1, len(ids)), end, key=count_characters)
 
 
 def _describe_row(record: Record) -> str:
@@ -205,9 +237,9 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
         return None
     say = build_console(is_main=True, log_every=1).say
     options: Iterator[ResponsesSeam] = modules_of("responses", config)
-    own_scores = next((option.score for option in options), None)
+    own_rewards = next((option.token_rewards for option in options), None)
     judge, run_dir = GoldJudge(), config.run_dir
-    return RewardMix(config.rewards, tokenizer, judge, say, own_scores, run_dir)
+    return RewardMix(config.rewards, tokenizer, judge, say, own_rewards, run_dir)
 
 
 def try_reward_parts(context: RunContext) -> None:

@@ -5,6 +5,7 @@ Shapes: B = sequences of this rank, T = response tokens, G = groups of R compare
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -188,11 +189,22 @@ class TargetMaker:
 
 
 def _combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Scale parts with normalise=true, and replace the scores by the weighted sum of all parts."""
-    if not maker.part_moments:
+    """Scale parts with normalise=true, and replace the scores by the weighted sum of all parts.
+
+    Parts that reward tokens are added later, by ``_make_token_rewards``.
+    """
+    of_tokens = _rewards_of_tokens(rollout)
+    if not maker.part_moments and not of_tokens:
         return targets
-    scores_BK = scaled_part_scores(maker, rollout)
-    return targets._replace(scores_B=sum_weighted_scores(maker.parts, scores_BK))
+    scores_BK = [_scores_of_part(rollout, number) for number in range(len(maker.parts))]
+    for number, name in enumerate(maker.parts):
+        if name in of_tokens:
+            scores_BK[number] = torch.zeros_like(scores_BK[number])
+        elif name in maker.part_moments:
+            moments = maker.part_moments[name]
+            scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
+    combined_B = sum_weighted_scores(maker.parts, torch.stack(scores_BK, dim=1))
+    return targets._replace(scores_B=combined_B)
 
 
 def _scale_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
@@ -218,13 +230,24 @@ def _clip_scores(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targ
 
 
 def _make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Turn scores into token rewards, minus the KL penalty if ppo.kl_placement=reward."""
+    """Turn scores into token rewards, minus the KL penalty if ppo.kl_placement=reward.
+
+    Rewards of tokens are added, clipped like scores.
+    """
     config, keep_BT = maker.config, rollout.responses.keep_BT
     sides = (rollout.logprobs_BT, rollout.reference_logprobs_BT)
     kl_BT = estimate_kl(*sides, estimator=config.kl_estimator.value)
     kl_ctl = targets.kl_ctl if config.kl_placement is KlPlacement.reward else 0.0
     rewards_BT = token_rewards(kl_BT, targets.scores_B, keep_BT, kl_ctl=kl_ctl)
-    return targets._replace(kl_BT=kl_BT, penalty_BT=kl_ctl * kl_BT, rewards_BT=rewards_BT)
+    of_tokens, scores_B = _rewards_of_tokens(rollout), targets.scores_B
+    if of_tokens:
+        added = [maker.parts[name].weight * each_BT for name, each_BT in of_tokens.items()]
+        limit = math.inf if config.clip_reward_value is None else config.clip_reward_value
+        added_BT = torch.stack(added).sum(dim=0).clamp(-limit, limit)
+        rewards_BT, scores_B = rewards_BT + added_BT, scores_B + added_BT.sum(dim=1)
+    return targets._replace(
+        scores_B=scores_B, kl_BT=kl_BT, penalty_BT=kl_ctl * kl_BT, rewards_BT=rewards_BT
+    )
 
 
 def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
@@ -273,16 +296,6 @@ STEPS: TargetSteps = {
 }
 
 
-def scaled_part_scores(maker: TargetMaker, rollout: Rollout) -> Tensor:
-    """Return the scores (B, K) of the parts; parts with normalise=true are shifted and scaled."""
-    scores_BK = [_scores_of_part(rollout, number) for number in range(len(maker.parts))]
-    for number, name in enumerate(maker.parts):
-        if name in maker.part_moments:
-            moments = maker.part_moments[name]
-            scores_BK[number] = scale_scores(scores_BK[number], moments, shift_mean=True)
-    return torch.stack(scores_BK, dim=1)
-
-
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
     """Return the first rollout's moments; configured reference mean and std take precedence."""
     if config.scale_reward is ScaleReward.running:
@@ -309,6 +322,10 @@ def estimate_with_decoupled_lambdas(
         return actor
     lam_critic = config.lam if config.lam_critic is None else config.lam_critic
     return Advantages(actor.advantages_BT, estimate(lam=lam_critic).returns_BT)
+
+
+def _rewards_of_tokens(rollout: Rollout) -> Mapping[str, Tensor]:
+    return {} if rollout.parts is None else rollout.parts.of_tokens
 
 
 def _scores_of_part(rollout: Rollout, number: int) -> Tensor:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.base.types import LogprobOptions, Rollout, TermScores
+from rlhf.base.types import LogprobOptions, Rollout
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.environments.turns import Turns, Utterance
 from rlhf.phases.ppo.loop import PPOTrainer
+from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.scoring import (
     WholeSequences,
     response_logprobs,
@@ -73,12 +74,11 @@ def rollout(engine: Any) -> Rollout:
     responses = plain.responses._replace(keep_BT=TURNS >= 0, ended_B=~CUT, extras=extras)
     scored = score_responses(engine.models, plain.prompts, responses, micro_batch_size=MICRO)
     noise_BT = torch.randn(TURNS.shape, generator=torch.Generator().manual_seed(1))
-    returns_B = REWARDS.sum(dim=1)
-    return scored._replace(
-        logprobs_BT=scored.logprobs_BT + 0.1 * noise_BT,
-        scores_B=WEIGHT * returns_B,
-        parts=TermScores(returns_B[:, None], torch.zeros(4, 1, dtype=torch.bool)),
-    )
+    mix = build_reward_mix(engine.config, engine.tokenizer)
+    assert mix is not None
+    scores_B, parts = mix(plain.prompts, responses, torch.zeros(len(TURNS)))
+    logprobs_BT = scored.logprobs_BT + 0.1 * noise_BT
+    return scored._replace(logprobs_BT=logprobs_BT, scores_B=scores_B, parts=parts)
 
 
 def written(x_BT: Tensor) -> list[list[float]]:
