@@ -489,8 +489,8 @@ class CostsSeam(Protocol):
 class HooksSeam(Protocol):
     """``hooks``: takes part in the steps of PPO.
 
-    Used by ahead, average, biases, branches, clip_cov, corrections, environments, gdpo,
-    moving_reference, ptx, resampling and rollout_log.
+    Used by ahead, average, biases, branches, clip_cov, corrections, distillation, environments,
+    gdpo, moving_reference, ptx, resampling and rollout_log.
     """
 
     HOOK: type[PpoHook]
@@ -575,6 +575,8 @@ class KeysSeam(Protocol):
     """Keys of the core that have no effect with this option, with the reason; optional."""
     FILES: ClassVar[Sequence[str]]
     """Keys that name a file, or code by MODULE:NAME; optional."""
+    COLUMN: ClassVar[str]
+    """The key that names a column of the data, which PPO reads; optional."""
     ON_ONE_RANK: ClassVar[Mapping[str, object]]
     """Values of keys with which one rank needs neither a server nor a drive; optional."""
     REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]

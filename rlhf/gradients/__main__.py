@@ -5,9 +5,9 @@
 
 The expected gradient of the configuration's loss, with its estimators, clips and options, is
 compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
-task of a few short responses whose critic is exact. NAME is code of your own: a subclass of
-TargetMaker or PpoHook, or a surrogate, a function like those of SURROGATES. The exit code is 1 if
-a gradient points the wrong way.
+task of a few short responses whose critic is exact; ppo.teacher_prompt_column is left out. NAME is
+code of your own: a subclass of TargetMaker or PpoHook, or a surrogate, a function like those of
+SURROGATES. The exit code is 1 if a gradient points the wrong way.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ OPTIONS = (
     Option("ahead", lambda config: config.rollout.lag > 0),
     Option("resampling", lambda config: config.ppo.resampling_rounds > 0),
     Option("gdpo", lambda config: config.ppo.gdpo),
+    Option("distillation", lambda config: config.ppo.teacher_setting != ""),
     Option("clip_cov", lambda config: config.ppo.clip_cov_ratio > 0),
     Option(
         "corrections",
@@ -90,7 +91,6 @@ OPTIONS = (
     Option("ptx", lambda config: config.ppo.ptx_coef > 0 or config.data.ptx_path is not None),
     Option("average", lambda config: config.ppo.ema_beta > 0),
     Option("moving_reference", lambda config: config.ppo.reference_every > 0),
-    Option("distillation", lambda config: config.ppo.teacher_path is not None),
     Option("rollout_log", lambda config: config.ppo.log_rollouts_every > 0),
     Option("trunk", lambda config: config.ppo.shared_trunk),
     Option("fused_layers", lambda config: config.fused_layers is not FusedLayers.none),
@@ -296,10 +296,9 @@ EXCLUSIONS = (
         ANSWERING_PHASES,
     ),
     Exclusion(
-        lambda config: config.ppo.teacher_path is not None and config.ppo.shared_trunk,
-        "ppo.teacher_path={ppo.teacher_path} with ppo.shared_trunk=true: the reference is part of "
-        "the shared trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove "
-        "ppo.teacher_path",
+        lambda config: config.ppo.teacher_setting != "" and config.ppo.shared_trunk,
+        "{ppo.teacher_setting} with ppo.shared_trunk=true: the reference is part of the shared "
+        "trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove the teacher",
         always_affects(Phase.ppo),
     ),
     Exclusion(

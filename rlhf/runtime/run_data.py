@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlhf.base.seams import SourcesSeam
 from rlhf.config.choices import LossOn, Phase, TrainOn
+from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_dataset, load_datasets
@@ -17,7 +18,7 @@ from rlhf.data.splits import (
     describe_division,
     divide_over_phases,
 )
-from rlhf.options import modules_of
+from rlhf.options import hooks_of, modules_of
 
 
 def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase, PhaseData]:
@@ -38,10 +39,12 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
 def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawDataset]:
     """Read the data sets of a run; ``say`` prints a line on each."""
     learns_last = config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all
+    keep, values = reward_key_by_column(config), values_by_key(config)
+    keep |= {values[key]: key for key in hooks_of("keys", "COLUMN", config) if values[key]}
     datasets = load_datasets(
         config.data,
         seed=config.seed,
-        keep=reward_key_by_column(config),
+        keep=keep,
         change=learn_last_answer if learns_last else None,
     )
     for dataset in datasets:

@@ -34,7 +34,7 @@ from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
-from rlhf.options import hooks_of, kernels_for
+from rlhf.options import hooks_of, kernels_for, modules_of
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
@@ -150,6 +150,8 @@ def run_phases(
             require_data(context, unfinished)
             if Phase.ppo in unfinished:
                 try_reward_parts(context)
+                for module in modules_of("hooks", config):
+                    module.HOOK.check_data(context)
             for phase in unfinished:
                 with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])

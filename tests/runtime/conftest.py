@@ -28,6 +28,7 @@ OPTIONS = [
     "ppo.rollout_correction=token",
     "ppo.off_policy_mask_kl=0.01",
     "ppo.clip_cov_ratio=0.1",
+    "ppo.teacher_prompt_column=answer",
     "ppo.advantage_estimator=grpo",  # the episodes have a critic
     "ppo.responses_per_prompt=2",
     "ppo.resampling_rounds=1",

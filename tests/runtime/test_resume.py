@@ -41,7 +41,7 @@ CASES = {
     "DeepSpeed, stage 2, bf16": [
         *("zero=stage2", "zero.engine=deepspeed", "hardware.dtype=bf16", "sft.epochs=0.1"),
         *("phase.order=[sft,ppo]", "model@reward_model=gold"),  # no reward model to train
-        "ppo.reference_every=2",
+        *("ppo.reference_every=2", "ppo.teacher_prompt_column=answer"),  # a teacher that moves
     ],
     "LoRA and DPO": [
         *("lora=default", "phase=pipeline_dpo", "dpo.batch_size=16", "dpo.epochs=0.2"),

@@ -21,16 +21,16 @@ KEY = "ppo.teacher_path"
 
 def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise an error if the teacher has other tokens than the run's ``tokenizer``."""
-    if Phase.ppo in config.phase.order:
-        teacher = str(config.ppo.teacher_path)
+    if Phase.ppo in config.phase.order and config.ppo.teacher_path is not None:
+        teacher = config.ppo.teacher_path
         theirs = load_tokenizer(expand_user_path(teacher, key=KEY), key=KEY)
         check_same_tokens(tokenizer, theirs, place=teacher, name=KEY)
 
 
 def find_reference(config: RunConfig, phase: Phase, _: TokenEngine) -> ModelSource | None:
-    """Return the source of the teacher; None in phases other than PPO."""
-    if phase is not Phase.ppo:
+    """Return the source of PPO's teacher with other weights; None: there is no such teacher."""
+    if phase is not Phase.ppo or config.ppo.teacher_path is None:
         return None
-    path = str(expand_user_path(str(config.ppo.teacher_path), key=KEY))
+    path = str(expand_user_path(config.ppo.teacher_path, key=KEY))
     source = policy_source(config)
     return replace(source, key=KEY, path=path, revision=None, architecture=None)

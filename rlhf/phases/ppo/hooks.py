@@ -55,6 +55,10 @@ class PpoHook:
         """Build the hook, with the data that it reads; without ``context`` it reads no data."""
         return cls(config)
 
+    @classmethod
+    def check_data(cls, context: RunContext) -> None:
+        """Raise DataError if the hook cannot use PPO's rows; called before the first phase."""
+
     @property
     def logprob_reuse_mode_for_auto(self) -> When | None:
         """Return the mode that replaces rollout.reuse_logprobs=auto; None to keep auto."""

@@ -72,8 +72,8 @@ class SeparateModels:
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
         """Run actor, reference, critic and reward model, one after another."""
-        logprobs_BT = self._response_logprobs(self.actor, sequences) if with_policy else None
-        reference_BT = self._response_logprobs(self.reference, sequences)
+        logprobs_BT = self.response_logprobs(self.actor, sequences) if with_policy else None
+        reference_BT = self.response_logprobs(self.reference, sequences)
         values_BT = torch.zeros_like(reference_BT)
         last_values_B = reference_BT.new_zeros(len(reference_BT))
         if self.critic is not None:
@@ -110,7 +110,8 @@ class SeparateModels:
         assert self.critic is not None
         return objective.critic_loss(response_values(self.critic, batch.sequences), batch)
 
-    def _response_logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
+    def response_logprobs(self, model: TokenModel, sequences: WholeSequences) -> Tensor:
+        """Return the log-probabilities (B, T) of the response tokens, without gradients."""
         with model.evaluating():
             return response_logprobs(model, sequences, self._scoring).logprobs_BT
 
