@@ -73,18 +73,29 @@ def write_rows(path: Path, *, horizon: int, wrong: float, by: int = 1, size: int
     The answers count each ``by``-th of the first ``size`` letters, round and round.
     """
     rng = random.Random(1)
-    lines, letters = [], LETTERS[:size]
-    more = "" if (by, size) == (1, SIZE) else f" by {by} of {size}"
+    lines = []
     for _ in range(ROWS):
-        question = f"{rng.randrange(1000)} count {horizon} from {rng.choice(letters)}{more}"
-        prompt = f"\n\nHuman: {question}\n\nAssistant:"
-        shown = [
-            rng.choice(letters.replace(letter, "")) if rng.random() < wrong else letter
-            for letter in right_answer(prompt)
-        ]
-        lines.append(json.dumps({"prompt": prompt, "completion": f" {''.join(shown)}"}) + "\n")
+        prompt = draw_prompt(rng, horizon=horizon, by=by, size=size)
+        completion = f" {demonstrate(rng, prompt, wrong=wrong)}"
+        lines.append(json.dumps({"prompt": prompt, "completion": completion}) + "\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def draw_prompt(rng: random.Random, *, horizon: int, by: int = 1, size: int = SIZE) -> str:
+    """Return a prompt that asks for ``horizon`` letters."""
+    more = "" if (by, size) == (1, SIZE) else f" by {by} of {size}"
+    question = f"{rng.randrange(1000)} count {horizon} from {rng.choice(LETTERS[:size])}{more}"
+    return f"\n\nHuman: {question}\n\nAssistant:"
+
+
+def demonstrate(rng: random.Random, prompt: str, *, wrong: float) -> str:
+    """Return an answer whose letters are wrong with probability ``wrong``."""
+    *_, size = _asked(prompt)
+    return "".join(
+        rng.choice(LETTERS[:size].replace(letter, "")) if rng.random() < wrong else letter
+        for letter in right_answer(prompt)
+    )
 
 
 def right_answer(prompt: str) -> str:
