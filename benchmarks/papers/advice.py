@@ -26,18 +26,19 @@ from papers.started_runs import run_of
 
 STEPS, FIRST = 16, 4  # FIRST: steps of them in which only the critic learns
 ENOUGH, MARGIN = 16, 0.02  # tasks of which the advice is right; what it may lose against the best
+LATER = "PPO, critic first"
 ARMS = {
     "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp",),
     "RLOO 8": ("ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=8"),
     "GRPO 16": ("ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=16"),
     "PPO": ("ppo.lam=0.95",),
-    "PPO, critic first": ("ppo.lam=0.95", "ppo.lam_critic=1", f"ppo.actor_freeze_steps={FIRST}"),
+    LATER: ("ppo.lam=0.95", "ppo.lam_critic=1", f"ppo.actor_freeze_steps={FIRST}"),
 }
 BY_ESTIMATOR = {
     "reinforce_pp": "REINFORCE++",
     "rloo": "RLOO 8",
     "gae": "PPO",
-    "critic first": "PPO, critic first",
+    "critic first": LATER,
 }
 ERRORS = {"no": 0.0, "some": 0.3, "much": 1.0}  # deviation of the error of a response's reward
 OFFSETS = {"plain": "", "letter": "from [A-L]", "tag": r"\d+"}  # what of a prompt moves its rewards
@@ -129,7 +130,10 @@ def measure(seed: int, place: Place) -> Figures:
             function_reward("true", f"papers.chains:{task.density}", weight=0),
         )
         found[task.title] = _advised(place, *words, seed=seed)
-        for arm, more in ARMS.items():
+        arms = (
+            ARMS | {LATER: (*ARMS[LATER], "ppo.actor_freeze_steps=2")} if place.is_quick else ARMS
+        )
+        for arm, more in arms.items():
             curve = true_scores(run_of(place, *words, *more, seed=seed))
             found[f"{task.title}: {arm}"] = statistics.fmean(curve[1:])
             found[f"before, {task.title}"] = curve[0]

@@ -146,13 +146,21 @@ def falling_agreement(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
     for line in rollouts:
         pairs[line["step"]].append((line["score"], line["part second"]))
     agreement = {
-        step: math.atanh(statistics.correlation(*zip(*each, strict=True))) * (len(each) - 3) ** 0.5
+        step: math.atanh(_correlation(each)) * (len(each) - 3) ** 0.5
         for step, each in pairs.items()
     }
     least = statistics.fmean(z for step, z in agreement.items() if step < ONSET) - FALL
     low = [z < least for z in agreement.values()]
     found = (step for step, *both in zip([*agreement][1:], low, low[1:], strict=False) if all(both))
     return next(found, None)
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the correlation of two columns; 0 if one of them is constant."""
+    one, other = zip(*pairs, strict=True)
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        return 0.0
+    return statistics.correlation(one, other)
 
 
 def find_divergence(gold: Sequence[float], healthy: Sequence[float]) -> int | None:

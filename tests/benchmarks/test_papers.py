@@ -133,6 +133,8 @@ def test_agreement_falls_where_a_bias_takes_over(load: Any) -> None:
     hacking = load("hacking")
     assert hacking.falling_agreement(rollouts(1.0)) == 14, "the second step in a row"
     assert hacking.falling_agreement(rollouts(0.0)) is None
+    alike = ({**line, "score": 1.0} for line in rollouts(0.0))
+    assert hacking.falling_agreement(alike) is None, "scores without a difference"
 
 
 def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
