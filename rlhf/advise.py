@@ -98,7 +98,8 @@ class Probe(NamedTuple):
     @property
     def group(self) -> int:
         """Return the number of responses to a prompt that gives a comparison the least noise."""
-        return min(GROUPS, key=lambda k: self._noise(k / (k - 1), group=k))
+        sizes = [k for k in GROUPS if self.batch % k == 0]
+        return min(sizes, key=lambda k: self._noise(k / (k - 1), group=k))
 
     @property
     def noises(self) -> dict[AdvantageEstimator, float]:
@@ -157,14 +158,14 @@ def main(arguments: Sequence[str]) -> int:
     return run_to_exit_code(lambda: _advise(options), as_json=options.json)
 
 
-def _advise(options: argparse.Namespace) -> Result | int:
+def _advise(options: argparse.Namespace) -> Result:
     probing = PROBE | {"ppo.steps": options.steps + 1, "ppo.actor_freeze_steps": options.steps}
     with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
         run_dir = Path(folder) / "run"
         overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
         command = [sys.executable, str(LAUNCHER), *options.words, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
-            return code  # launch.py has said why
+            raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
         metrics = read_json_lines(run_dir / "metrics.jsonl", METRICS)
         explained = [line[EXPLAINED] for line in metrics if EXPLAINED in line]
         probe = Probe.of(read_json_lines(run_dir / ROLLOUTS, LINE), explained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,7 @@ def test_noises_are_those_of_advantages() -> None:
     assert probe.batch == 64
     assert probe.noises["rloo"] == pytest.approx(probe.within * 8 / 7 * 72 / 64)
     assert Probe.of(rollouts(0.0, batch=512), [0.0]).group == 32, "more responses, larger groups"
+    assert Probe.of(rollouts(0.0, batch=60), [0.0]).group == 4, "a group size divides the batch"
 
 
 def test_rollouts_without_a_difference_are_refused() -> None:
@@ -86,4 +88,6 @@ def test_command_probes_and_leaves_nothing(
     assert len(found["probe"]["explained"]) == 3
     assert not [*tmp_path.glob(".advise-*"), *tmp_path.glob("runs/latest")]
     assert main(["experiment=smoke", "ppo.kl_ctl=-1", "--json"]) == 2
-    assert "ppo.kl_ctl" in capfd.readouterr().err
+    refused, said = capfd.readouterr()
+    assert "exit code 2" in json.loads(refused)["error"]["message"]
+    assert "ppo.kl_ctl" in said

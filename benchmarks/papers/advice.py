@@ -114,8 +114,8 @@ TASKS = tuple(itertools.starmap(Task, random.Random(2026).sample(GRID, 20)))
 def measure(seed: int, place: Place) -> Figures:
     """Return the mean true score of each arm on each task, and the arm that the adviser names."""
     found: Figures = {}
-    for number_, task in enumerate(TASKS[:1] if place.is_quick else TASKS):
-        path = place.shared / "advice" / f"{number_}.jsonl"
+    for index, task in enumerate(TASKS[:1] if place.is_quick else TASKS):
+        path = place.shared / "advice" / f"{index}.jsonl"
         if not path.exists():
             chains.write_rows(
                 path, horizon=task.horizon, wrong=task.wrong, by=task.by, size=task.size
