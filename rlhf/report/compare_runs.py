@@ -252,20 +252,24 @@ def sweep_page(
     study: StudyResults | None = None,
     tried: Tried | None = None,
 ) -> str:
-    """Return the HTML that compares settings, solutions of ``study`` first, then by objective."""
+    """Return the HTML that compares settings, solutions of ``study`` first, then by objective.
+
+    Settings that answer different questions keep their order.
+    """
     runs = [run for setting in settings for run in setting.runs]
-    done = sorted(
-        ((n, setting) for n, setting in enumerate(settings) if setting.finished_runs()),
-        key=lambda each: (
-            study is not None and not study.has_solution(each[1]),
-            -each[1].estimates()["objective"].mean,
-        ),
-    )
+    done = [(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()]
+    unlike = describe_unlikeness([setting for _, setting in done])
+    if not unlike:
+        done.sort(
+            key=lambda each: (
+                study is not None and not study.has_solution(each[1]),
+                -each[1].estimates()["objective"].mean,
+            )
+        )
     unfinished = [setting for setting in settings if not setting.finished_runs()]
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings, tried)
-    unlike = describe_unlikeness([setting for _, setting in done])
     verdict = Headline(unlike, is_doubtful=True) if unlike else _headline(done, found, study)
     doubts = list(_doubts_of_runs(done[0][1]) if done else ())
     if doubts:
@@ -278,6 +282,7 @@ def sweep_page(
         place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
         tiles=[] if study or unlike or not done[1:] else [*_tiles(done, found)],
+        is_ranked=not unlike,
         notes=[*doubts, *note_lines(settings, found)],
         **_tables_and_charts(done, found, study),
     )

@@ -137,7 +137,8 @@ def test_runs_of_other_data_are_no_fair_comparison() -> None:
     told = "Not a fair comparison: 5 keys differ (data.size, ppo.kl_ctl, a, b, ...), data or model"
     unlike = page("a", "b", "c", "data.size")
     assert f'doubtful">{told} among them</p>' in unlike
-    assert not re.search("is best|class=.tiles", unlike)
+    assert not re.search("is best|class=.tiles|the best first", unlike)
+    assert re.findall(r'row">.*ppo.kl_ctl=([\d.]+)', unlike) == ["0.02", "0.1", "0.5"]
     for varied in (("a", "b", "c"), ("data.size",)):
         assert "Not a fair" not in page(*varied), "presets, and two keys of a grid, are compared"
 
