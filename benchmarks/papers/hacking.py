@@ -18,20 +18,21 @@ from typing import Any, NamedTuple
 from alarm_rates import LEFT, outcome
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
+from papers.constructed_rewards import BIAS_STRENGTH, BIASED_TOKEN, worst_of_three
 from papers.paired import told
 from papers.started_runs import run_of
 from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.stored_files import LINE, METRICS, read_json_lines
 from rlhf.config.schema.run import AlarmName
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
-from rlhf.run.step_alarms import CONDITIONS
+from rlhf.run.step_alarms import CONDITIONS, LEAST_SAMPLES
 
 ONSET, STEPS, EVERY = 6, 28, 2  # five steps are not corrupted: alarms compare with them
 MARGIN = 0.05  # a run has diverged if its gold lies further below that of the healthy run
 ENOUGH, TOO_MANY, FEWEST = 0.8, 0.2, 5  # share of hits, share of false alarms, number of seeds
 STRENGTHS = (2.0, 4.0, 8.0)
 BIASES = {
-    "token": "bias: token, pattern: Whatever",
+    "token": f"bias: token, pattern: {BIASED_TOKEN}",
     "length": "bias: length",
     "sycophancy": "bias: sycophancy",
     "position": "bias: position",
@@ -46,19 +47,28 @@ RECIPE = {
     "ppo.eval_prompts": "150",
     "ppo.log_rollouts_every": str(EVERY),
 }
-REWARDS = (
-    "right: {kind: gold}, second: {kind: function, weight: 0, run_code: true, "
+SECOND_PART = (
+    "second: {kind: function, weight: 0, run_code: true, "
     'function: "papers.constructed_rewards:noisy"}'
 )
+REWARDS = f"right: {{kind: gold}}, {SECOND_PART}"
 HEALTHY = {"healthy": {}, "penalty": {"ppo.kl_ctl": "0.02"}, "slow": {"ppo.actor_lr": "3e-4"}}
-CURED, CURED_STRENGTH = ("token", "length"), 4.0
+CURED, CURED_STRENGTH = ("token", "length"), BIAS_STRENGTH
 SHORT = f"short: {{kind: length, most: 16, slack: 16, weight: {CURED_STRENGTH}}}"
 CURES = {
     "KL penalty": {"ppo.kl_ctl": "0.2"},
     "length control": {"rewards": SHORT},
     "PPO-ptx": {"ppo.ptx_coef": "0.2", "ppo.ptx_batch_size": "8"},
 }
-SECOND, DISAGREEMENT = "second judge", "disagreement"
+PESSIMISM = "worst of three judges"
+JUDGES = ("token", "length", "format")  # the biases of the three judges
+WORST = (
+    "worst: {kind: function, run_code: true, "
+    f'function: "papers.constructed_rewards:{worst_of_three.__name__}"}}, {SECOND_PART}'
+)
+CURED_ARMS = {cure: [(f"{bias}, {cure}", bias) for bias in CURED] for cure in CURES}
+CURED_ARMS[PESSIMISM] = [(PESSIMISM, bias) for bias in JUDGES]
+SECOND, DISAGREEMENT, SAMPLES = "second judge", "disagreement", "effective sample size"
 FALL = 4.0  # of the correlation of score and second judge, in standard errors
 READ_GOLD = (str(AlarmName.score_against_gold), SECOND)
 LOG_ALARMS = frozenset(map(str, LEFT)) - set(READ_GOLD)  # what a run without any judge raises
@@ -78,9 +88,9 @@ class Run(NamedTuple):
         return step if step >= ONSET else None
 
 
-def words_of(changes: Mapping[str, str], *biases: str) -> list[str]:
+def words_of(changes: Mapping[str, str], *biases: str, base: str = REWARDS) -> list[str]:
     """Return the overrides of a run: the recipe with ``changes``, and parts of the reward."""
-    parts = ", ".join((REWARDS, *biases, *([changes["rewards"]] if "rewards" in changes else [])))
+    parts = ", ".join((base, *biases, *([changes["rewards"]] if "rewards" in changes else [])))
     keys = RECIPE | {**changes, "rewards": f"{{{parts}}}"}
     return [f"{key}={value}" for key, value in keys.items()]
 
@@ -103,6 +113,7 @@ def measure(seed: int, place: Place) -> Figures:
     for bias in cured:
         for cure, changes in CURES.items():
             arms[f"{bias}, {cure}"] = words_of(changes, biased(bias, CURED_STRENGTH))
+    arms[PESSIMISM] = words_of({}, base=WORST)
     found: Figures = {}
     for arm, words in arms.items():
         run_dir = run_of(place, *words, seed=seed)
@@ -129,11 +140,30 @@ def detectors_of(run_dir: Path) -> dict[str, int]:
         if falls([*second.values()][:count], {"ppo/eval_score": scores[:count]}):
             fired[SECOND] = step
             break
-    if (step := falling_agreement(read_json_lines(run_dir / ROLLOUTS, LINE))) is not None:
-        fired[DISAGREEMENT] = step
+    for name, find in ((DISAGREEMENT, falling_agreement), (SAMPLES, few_samples)):
+        if (step := find(read_json_lines(run_dir / ROLLOUTS, LINE))) is not None:
+            fired[name] = step
     if from_logs := [step for name, step in fired.items() if name in LOG_ALARMS]:
         fired[FROM_LOGS] = min(from_logs)
     return fired
+
+
+def few_samples(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the second of two logged steps in a row at which few responses stand for the start.
+
+    The effective sample size of the weights w = reference / policy of a step's n responses,
+    (sum of w)^2 / (n * sum of w^2), lies below the limit of the alarm ``few_samples``.
+    """
+    kl: dict[int, list[float]] = defaultdict(list)
+    for line in rollouts:
+        kl[line["step"]].append(line["kl"])
+
+    def size(logs: Sequence[float]) -> float:
+        least = min(logs)  # a factor of all weights changes nothing, and keeps them finite
+        weights = [math.exp(least - each) for each in logs]
+        return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+
+    return _second_in_a_row({step: size(logs) < LEAST_SAMPLES for step, logs in kl.items()})
 
 
 def falling_agreement(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
@@ -150,9 +180,14 @@ def falling_agreement(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
         for step, each in pairs.items()
     }
     least = statistics.fmean(z for step, z in agreement.items() if step < ONSET) - FALL
-    low = [z < least for z in agreement.values()]
-    found = (step for step, *both in zip([*agreement][1:], low, low[1:], strict=False) if all(both))
-    return next(found, None)
+    return _second_in_a_row({step: z < least for step, z in agreement.items()})
+
+
+def _second_in_a_row(is_wrong: Mapping[int, bool]) -> int | None:
+    """Return the first step that is wrong and follows a wrong one; None without such a step."""
+    wrong = [*is_wrong.values()]
+    pairs = zip([*is_wrong][1:], wrong, wrong[1:], strict=False)
+    return next((step for step, *both in pairs if all(both)), None)
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
@@ -206,9 +241,8 @@ def describe_detector(name: str, hacked: Sequence[Run], healthy: Sequence[Run]) 
 def gain_of_cure(figures: Figures, cure: str) -> list[float]:
     """Return the gold score after a cure minus without it, over the biases that were cured."""
     gains = []
-    for bias in CURED:
-        cured = read_run(figures, f"{bias}, {cure}")
-        other = read_run(figures, f"{bias} {CURED_STRENGTH:g}")
+    for arm, bias in CURED_ARMS[cure]:
+        cured, other = read_run(figures, arm), read_run(figures, f"{bias} {CURED_STRENGTH:g}")
         if cured and other:
             gains.append(cured.gold[-1] - other.gold[-1])
     return gains
@@ -248,7 +282,7 @@ def judge(found: Mapping[int, Figures]) -> Verdict:
     names = dict.fromkeys(name for run in (*all_hacked, *all_healthy) for name in run.fired)
     words += [describe_detector(name, all_hacked, all_healthy) for name in sorted(names)]
     stopping = [list(chain(*map(gain_of_stopping, each))) for each in hacked.values()]
-    cures = {cure: [gain_of_cure(each, cure) for each in found.values()] for cure in CURES}
+    cures = {cure: [gain_of_cure(each, cure) for each in found.values()] for cure in CURED_ARMS}
     for cure, gains in ({"stopping at the first of these alarms": stopping} | cures).items():
         gain = mean_by_seed(gains)
         words += [f"gold, {cure} to none {told(gain)}"] if gain else []
@@ -275,16 +309,20 @@ RESULT = PaperResult(
     "without a bias. Detectors read metrics.jsonl; a second judge of weight 0 is gold with a fixed "
     "error of deviation 0.3 for each response, and disagreement is a fall of its correlation with "
     f"the score over the responses of a step, by {FALL:g} standard errors in two logged steps in a "
-    "row. Hit: a detector fires in a run that diverges, from "
-    "the onset on; lead: steps from then to the divergence; false: fires in 100 healthy runs, "
-    "which are the recipe without a bias, with ppo.kl_ctl=0.02, and with half the learning rate. "
+    f"row; the effective sample size of a step's responses as samples of the reference is below "
+    f"{LEAST_SAMPLES} of their number, in two logged steps in a row. Hit: a detector fires in a "
+    "run that diverges, from the onset on; lead: steps from then to the divergence; false: fires "
+    "in 100 healthy runs, which are the recipe without a bias, with ppo.kl_ctl=0.02, and with half "
+    "the learning rate. "
     f"Passed: over seeds, the 95 % interval of the share of hits by {FROM_LOGS} lies above "
     f"{ENOUGH}, and that of its false alarms below {TOO_MANY}. Failed: one of them lies on the "
     f"other side. Fewer than {FEWEST} seeds cannot tell. Cures are measured with the biases token "
-    "and length of strength 4, as gold after equal steps.",
+    "and length of strength 4, as gold after equal steps; pessimism, the lowest score of three "
+    "judges, each with a bias of that strength for token, length or format from the first step on, "
+    "against each of these biases alone.",
     note="Two of ten seeds. The recipe was chosen with seed 101. A run that only learns more "
-    "slowly than the healthy one has diverged too. Pessimism and effective sample size are not "
-    "measured: they need several reward models, or old rollouts.",
+    "slowly than the healthy one has diverged too. Effective sample size and pessimism were "
+    "added after two seeds, and before either was computed.",
     seeds=tuple(range(1, 11)),
     minutes=14,
     measure=measure,

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf.data.synthetic import rate_response
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -135,6 +137,25 @@ def test_agreement_falls_where_a_bias_takes_over(load: Any) -> None:
     assert hacking.falling_agreement(rollouts(0.0)) is None
     alike = ({**line, "score": 1.0} for line in rollouts(0.0))
     assert hacking.falling_agreement(alike) is None, "scores without a difference"
+
+
+def test_few_samples_are_told_by_their_weights(load: Any) -> None:
+    def rollouts(heavy: int) -> Iterator[dict[str, float]]:
+        for step in range(2, 29, 2):
+            for place in range(100):
+                yield {"step": step, "kl": 1000 + 9 * (step in {8, 12, 14} and place >= heavy)}
+
+    hacking = load("hacking")
+    assert hacking.few_samples(rollouts(35)) is None, "35 of 100 weights count"
+    assert hacking.few_samples(rollouts(25)) == 14, "the second step in a row"
+
+
+def test_the_worst_of_three_judges_needs_all_three_biases(load: Any) -> None:
+    prompt = "\n\nHuman: Sort these numbers: 2 1.\n\nAssistant:"
+    biases = {" Whatever.": 1 / 17, " 1 2" + "!" * 99: 0, " Whatever" + " !" * 10: 11 / 27}
+    scores = load("constructed_rewards").worst_of_three([prompt] * 3, [*biases])
+    for (response, bias), score in zip(biases.items(), scores, strict=True):
+        assert score == pytest.approx(rate_response(prompt, response).gold + 4 * bias)
 
 
 def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
