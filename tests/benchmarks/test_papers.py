@@ -140,14 +140,15 @@ def test_agreement_falls_where_a_bias_takes_over(load: Any) -> None:
 
 
 def test_few_samples_are_told_by_their_weights(load: Any) -> None:
-    def rollouts(heavy: int) -> Iterator[dict[str, float]]:
+    def rollouts(heavy: int, kl: float = 9.0) -> Iterator[dict[str, float]]:
         for step in range(2, 29, 2):
             for place in range(100):
-                yield {"step": step, "kl": 1000 + 9 * (step in {8, 12, 14} and place >= heavy)}
+                yield {"step": step, "kl": 1000 + kl * (step in {8, 12, 14} and place >= heavy)}
 
     hacking = load("hacking")
     assert hacking.few_samples(rollouts(35)) is None, "35 of 100 weights count"
     assert hacking.few_samples(rollouts(25)) == 14, "the second step in a row"
+    assert hacking.few_samples(rollouts(1, 2.0)) is None, "99 of 100 are alike"
 
 
 def test_the_worst_of_three_judges_needs_all_three_biases(load: Any) -> None:
