@@ -11,7 +11,19 @@ from rlhf.config.choices import Dtype, MomentsDtype, TrainingEngine
 from rlhf.config.roles import Role, runs_on_torch
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.shapes import FAMILIES
-from rlhf.plan import memory_model
+from rlhf.plan import memory_model, phase_costs
+from rlhf.plan.memory_model import (
+    activation_bytes,
+    autocast_copy_bytes,
+    count_persistent_weights,
+    gathered_weight_bytes,
+    gradient_bucket_bytes,
+    kv_cache_bytes,
+    layer_activation_bytes,
+    logit_bytes,
+    model_state_bytes,
+    no_grad_pass_bytes,
+)
 from tests.models_on_disk import small_tokenizer
 from tests.plan.planned import machine, shape, use
 from tests.zero_settings import zero_config
@@ -31,7 +43,7 @@ def states(
     **zero: Any,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """States of a tiny model on its device and on the host."""
-    found = memory_model.model_state_bytes(
+    found = model_state_bytes(
         use(role, **(model or {})), zero_config(**zero), machine(dtype=dtype, ranks=ranks)
     )
     return dict(found.device), dict(found.host)
@@ -134,7 +146,7 @@ def test_frozen_weights_below_adapters_may_be_int8() -> None:
 def test_small_tensors_stay_whole(threshold: int | None, adapters: int, found: int) -> None:
     model = use(extra_weights=adapters)
     zero = zero_config(stage=3, param_persistence_threshold=threshold)
-    assert memory_model.count_persistent_weights(model, zero) == found
+    assert count_persistent_weights(model, zero) == found
 
 
 def test_persistent_weights_come_on_top_of_the_shards() -> None:
@@ -142,27 +154,26 @@ def test_persistent_weights_come_on_top_of_the_shards() -> None:
     assert device["weights"] == 2 * N // 4 + 2 * 2 * 104
 
 
+# h = 8, 2 heads of 4, ffn 32 with relu, 5 tokens, 3 sequences, 2 bytes:
+# norms 2 * 2 * 8, queries, keys, values and their mixture 4 * 8, the wide part 32: 96.
+SHAPES = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
+KEPT, INPUTS = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2  # of a layer
+
+
 def test_activations_by_hand() -> None:
-    # h = 8, 2 heads of 4, ffn 32 with relu, 5 tokens, 3 sequences, 2 bytes:
-    # norms 2 * 2 * 8, queries, keys, values and their mixture 4 * 8, the wide part 32: 96.
-    layer = 3 * 5 * 96 * 2
-    shapes = {"sequences": 3, "tokens": 5, "size": 2}
-    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=False) == 2 * layer
+    assert activation_bytes(use(), **SHAPES) == 2 * KEPT
     mask, shares = 5 * 5 * 2, 3 * 2 * 5 * 5 * 2
-    assert memory_model.activation_bytes(use(), **shapes, uses_matmul_attention=True) == 2 * (
-        layer + shares + mask
-    )
-    long = shapes | {"tokens": 13}  # more than three for each of a head's four dimensions
-    layer, mask = 3 * 13 * 96 * 2, 13 * 13 * 2
-    assert memory_model.activation_bytes(use(), **long, uses_matmul_attention=True) == 2 * (
-        layer + mask
-    )
+    by_products = SHAPES | {"uses_matmul_attention": True}
+    assert activation_bytes(use(), **by_products) == 2 * (KEPT + shares + mask)
+    long = by_products | {"tokens": 13}  # more than three for each of a head's four dimensions
+    assert activation_bytes(use(), **long) == 2 * (3 * 13 * 96 * 2 + 13 * 13 * 2)
 
 
 # Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
 # norms 2 * 8 times input and result, RMSNorm's quotient, and its input in fp32.
 GROUPED = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 9}
 GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20}
+BLOOM = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
 
 
 @pytest.mark.parametrize(
@@ -173,56 +184,35 @@ GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20}
         ("llama", 2, True, 16 * (4 + 2 * 2) + 2 * (4 * 8) + 2 * 4 * 20),  # keys for every head
         # The inputs of norms of queries and keys in fp32, and their quotients.
         ("qwen3", 2, True, 16 * 8 + 2 * 32 + (8 + 4) * (4 + 2) + 2 * 4 * 20),
+        # Norms 2 * 2 * 8, attention 4 * 8, the wide part 2 * 32, and the shares of 2 heads and 7
+        # tokens, in half precision in fp32 too.
+        ("bloom", 2, False, 2 * (32 + 32 + 64) + 2 * 7 * (4 + 2)),
+        ("bloom", 4, False, 4 * (32 + 32 + 64) + 2 * 7 * 4),
     ],
 )
 def test_activations_of_a_layer_by_hand(
     family: str, size: int, uses_matmul_attention: bool, found: int
 ) -> None:
-    of = FAMILIES[family](GROUPED)
-    assert (
-        memory_model.layer_activation_bytes(
-            of, 7, size=size, uses_matmul_attention=uses_matmul_attention
-        )
-        == 7 * found
-    )
-
-
-def test_plain_attention_keeps_its_shares_in_both_precisions() -> None:
-    bloom = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
-    of = FAMILIES["bloom"](bloom)
-    # Norms 2 * 2 * 8, attention 4 * 8, the wide part 2 * 32, and 2 heads' shares of 7 tokens.
-    half = 2 * (32 + 32 + 64) + 2 * 7 * (4 + 2)
-    assert (
-        memory_model.layer_activation_bytes(of, 7, size=2, uses_matmul_attention=False) == 7 * half
-    )
-    single = 4 * (32 + 32 + 64) + 2 * 7 * 4
-    assert (
-        memory_model.layer_activation_bytes(of, 7, size=4, uses_matmul_attention=False)
-        == 7 * single
-    )
+    of, how = FAMILIES[family](BLOOM if family == "bloom" else GROUPED), {"size": size}
+    kept = layer_activation_bytes(of, 7, **how, uses_matmul_attention=uses_matmul_attention)
+    assert kept == 7 * found
 
 
 def test_checkpointed_layers_keep_their_input() -> None:
-    shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
-    layer, inputs = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2
     # Two inputs, and the layer that is just computed again.
-    assert memory_model.activation_bytes(use(checkpointed=2), **shapes) == 2 * inputs + layer
-    assert memory_model.activation_bytes(use(checkpointed=1), **shapes) == layer + inputs + layer
-    deep = shape(num_hidden_layers=10)
-    some = use(shape=deep, checkpointed=7)
-    assert memory_model.activation_bytes(some, **shapes) == 3 * layer + 7 * inputs + layer
+    assert activation_bytes(use(checkpointed=2), **SHAPES) == 2 * INPUTS + KEPT
+    assert activation_bytes(use(checkpointed=1), **SHAPES) == KEPT + INPUTS + KEPT
+    some = use(shape=shape(num_hidden_layers=10), checkpointed=7)
+    assert activation_bytes(some, **SHAPES) == 3 * KEPT + 7 * INPUTS + KEPT
 
 
 def test_layers_below_all_that_learns_keep_nothing() -> None:
-    shapes = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
-    assert memory_model.activation_bytes(use(layers=1), **shapes) == 3 * 5 * 96 * 2
+    assert activation_bytes(use(layers=1), **SHAPES) == KEPT
 
 
 def test_logits_are_there_in_blocks() -> None:
     # Logits in the model's precision; the softmax of at most 256 positions, twice in fp32.
-    gpu, cpu = (
-        partial(memory_model.logit_bytes, size=2, is_gpu=is_gpu) for is_gpu in (True, False)
-    )
+    gpu, cpu = (partial(logit_bytes, size=2, is_gpu=is_gpu) for is_gpu in (True, False))
     assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * (2 + 8)
     assert gpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
     assert cpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
@@ -235,7 +225,7 @@ def test_logits_are_there_in_blocks() -> None:
 def test_reading_keeps_one_layer() -> None:
     # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
     wide = 15 * (16 + 64) * 2
-    reading = partial(memory_model.no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
+    reading = partial(no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
     assert reading(use()) == wide + 15 * 100 * (2 + 8)
     assert reading(use(Role.reward)) == wide
 
@@ -252,9 +242,9 @@ def test_reading_keeps_one_layer() -> None:
 )
 def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None:
     zero = zero_config(**{"reduce_bucket_size": 1000} | keys)
-    assert memory_model.gradient_bucket_bytes(use(), zero, machine()) == found
-    assert memory_model.gradient_bucket_bytes(use(Role.reference), zero, machine()) == 0
-    alone = memory_model.gradient_bucket_bytes(use(), zero, machine(ranks=1))
+    assert gradient_bucket_bytes(use(), zero, machine()) == found
+    assert gradient_bucket_bytes(use(Role.reference), zero, machine()) == 0
+    alone = gradient_bucket_bytes(use(), zero, machine(ranks=1))
     assert alone == 0  # torch has none
 
 
@@ -268,29 +258,29 @@ def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None
 )
 def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int) -> None:
     zero = zero_config(**keys)
-    assert memory_model.gathered_weight_bytes(use(), zero, machine()) == found
-    assert memory_model.gathered_weight_bytes(use(), zero, machine(ranks=1)) == 0
+    assert gathered_weight_bytes(use(), zero, machine()) == found
+    assert gathered_weight_bytes(use(), zero, machine(ranks=1)) == 0
 
 
 def test_offloaded_weights_come_to_one_rank_too() -> None:
     zero = zero_config(stage=3, offload_parameters=True)
     alone = machine(ranks=1)
-    assert memory_model.gathered_weight_bytes(use(), zero, alone) == 2 * N * 2
-    reference = memory_model.gathered_weight_bytes(use(Role.reference), zero, alone)
+    assert gathered_weight_bytes(use(), zero, alone) == 2 * N * 2
+    reference = gathered_weight_bytes(use(Role.reference), zero, alone)
     assert reference == 0  # it is not offloaded
 
 
 def test_autocast_copies_matrices() -> None:
     matrices = 2 * 768
     model = use(extra_weights=10)
-    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
-    assert memory_model.autocast_copy_bytes(model, size=2, dtype=Dtype.bf16) == 0
-    assert memory_model.autocast_copy_bytes(model, size=4, dtype=Dtype.fp32) == 0
+    assert autocast_copy_bytes(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
+    assert autocast_copy_bytes(model, size=2, dtype=Dtype.bf16) == 0
+    assert autocast_copy_bytes(model, size=4, dtype=Dtype.fp32) == 0
 
 
 def test_keys_and_values() -> None:
     # 3 rows of 5 tokens; keys and values of 2 layers, 2 heads of 4.
-    assert memory_model.kv_cache_bytes(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
+    assert kv_cache_bytes(shape(), rows=3, tokens=5, size=2) == 3 * 5 * 2 * 2 * 8 * 2
 
 
 WIDE = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
@@ -349,30 +339,20 @@ def test_what_autograd_keeps(
     )
     module = build_actor(source, tokenizer, seed=1).to(dtype).train()
     ids_BS = torch.arange(SEQUENCES * TOKENS).view(SEQUENCES, TOKENS)
-    of = FAMILIES[family](fields)
-    uses_matmul_attention = attention is None and family != "bloom"
     again = {False: 0, 3: 3, True: 6}[checkpointing]
-    predicted = memory_model.activation_bytes(
-        use(shape=of, checkpointed=again),
-        sequences=SEQUENCES,
-        tokens=TOKENS,
-        size=dtype.itemsize,
-        uses_matmul_attention=uses_matmul_attention,
-    )
+    how = {"sequences": SEQUENCES, "tokens": TOKENS, "size": dtype.itemsize}
+    how["uses_matmul_attention"] = attention is None and family != "bloom"
+    of = FAMILIES[family](fields)
+    predicted = activation_bytes(use(shape=of, checkpointed=again), **how)
     if again:  # autograd sees the layer that is computed again only in the backward pass
-        predicted -= memory_model.activation_bytes(
-            use(shape=of, layers=1),
-            sequences=SEQUENCES,
-            tokens=TOKENS,
-            size=dtype.itemsize,
-            uses_matmul_attention=uses_matmul_attention,
-        )
+        predicted -= activation_bytes(use(shape=of, layers=1), **how)
     measured = saved_bytes(module, ids_BS)
     last_norm = SEQUENCES * TOKENS * 64 * 12 if again == 6 else 0  # then it is not small
     assert abs(measured - predicted) <= 0.15 * measured + last_norm
 
 
 def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
+    from rlhf.engine import masters
     from rlhf.models import output_layer as logprobs
     from rlhf.options.cpu_kernels import cpu_layers
     from rlhf.rollout import scheduler
@@ -383,3 +363,4 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     assert memory_model.KEPT_TOKENS == cpu_layers.KEPT_TOKENS
     assert memory_model.LONGEST == cpu_layers.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS
+    assert phase_costs.ROUNDED_AT_ONCE == masters.CHUNK

@@ -16,7 +16,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import models_in_phase
 from rlhf.options import Backend, modules_of
 from rlhf.plan import memory_model, time_model
-from rlhf.plan.phase_costs import cuda_graph_bytes, plan_phase
+from rlhf.plan.phase_costs import bytes_outside_steps, cuda_graph_bytes, plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, plan_run
@@ -25,6 +25,8 @@ from rlhf.plan.time_model import CostModel
 from tests.plan.planned import Compose, changed, named, run_of
 
 TRUNK = {"shared_trunk": True, "num_layers_unfrozen": 2}
+POLICY, SCORER = 1315758080, 331196928  # weights; OPT-350M's head reads 512 numbers
+HEAD = 50272 * 2048  # weights of the policy's output layer
 
 
 def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMemory:
@@ -58,13 +60,12 @@ def eight_gpus(compose: Compose, *more: str, **groups: dict[str, Any]) -> RunCon
 
 def test_states_of_all_models_are_resident(compose: Compose) -> None:
     here = scene(eight_gpus(compose), Phase.ppo)
-    policy, scorer = 1315758080, 331196928  # OPT-350M's head reads 512 numbers
     uses = named(models_in_phase(here.config, Phase.ppo))
-    assert (uses["actor"].weights, uses["critic"].weights) == (policy, scorer)
+    assert (uses["actor"].weights, uses["critic"].weights) == (POLICY, SCORER)
     parts = here.resident_bytes()
-    assert parts["weights"] == 2 * (2 * policy + 2 * scorer)
+    assert parts["weights"] == 2 * (2 * POLICY + 2 * SCORER)
     assert "gradients" not in parts
-    assert parts["optimizer"] == 12 * (policy // 8 + scorer // 8)
+    assert parts["optimizer"] == 12 * (POLICY // 8 + SCORER // 8)
     assert parts["process"] == int(0.8 * GIB + 0.5 * GIB)  # NCCL
 
 
@@ -75,7 +76,7 @@ def test_stage_3_frees_neither_gradients_nor_their_buckets(compose: Compose) -> 
     assert parts["buffers"] == 2 * 1000 * 2  # actor's and critic's
     mixed = eight_gpus(compose, zero={"critic_stage": 3, "reduce_bucket_size": 1000})
     parts = scene(mixed, Phase.ppo).resident_bytes()
-    assert parts["gradients"] == 2 * (331196928 // 8)
+    assert parts["gradients"] == 2 * (SCORER // 8)
     assert parts["buffers"] == 1000 * 2
 
 
@@ -96,7 +97,7 @@ def test_training_takes_activations_logits_and_buckets(compose: Compose) -> None
     assert parts - here.resident_bytes() == Counter(
         activations=2 * 256 * 24 * 12 * 2048 * 2 + 2 * 128 * 2048 * 4,
         logits=256 * 50272 * (2 + 8),
-        gradients=2 * (1315758080 // 8) + 2 * 50272 * 2048,
+        gradients=2 * (POLICY // 8) + 2 * HEAD,
         buffers=2 * 1000 * 2,
     )
 
@@ -327,8 +328,8 @@ def test_tensor_parallel_generation_holds_a_part_of_the_weights(compose: Compose
     )
     whole, half = (plan_run(each).phases[-1] for each in (config, halves))
     assert whole.peak_moment == half.peak_moment == "generation"
-    assert whole.peak_parts["gathered_weights"] == 2 * 1315758080
-    assert half.peak_parts["gathered_weights"] == 1315758080
+    assert whole.peak_parts["gathered_weights"] == 2 * POLICY
+    assert half.peak_parts["gathered_weights"] == POLICY
 
 
 def test_every_mini_batch_of_every_epoch_is_an_update(compose: Compose) -> None:
@@ -339,3 +340,44 @@ def test_every_mini_batch_of_every_epoch_is_an_update(compose: Compose) -> None:
     ]
     assert seconds[1] == pytest.approx(3 * seconds[0])
     assert seconds[2] > 1.01 * seconds[1], "each of twice as many updates reduces all gradients"
+
+
+def test_gradients_exist_until_their_step(compose: Compose) -> None:
+    for dtype, of_critic in (("bf16", 0), ("fp16", SCORER // 8)):
+        here = scene(eight_gpus(compose, f"hardware.dtype={dtype}"), Phase.ppo)
+        actor, critic = here.models[:2]
+        assert here.resident_bytes(critic)["gradients"] == 0
+        # The critic's wait for the actor's step.
+        assert here.resident_bytes(actor)["gradients"] == 2 * of_critic
+        few = {"sequences": 1, "tokens": 8, "positions": 4, "passes": 2}
+        # The slope of the tied head, and of the embedding, on top of those of the step.
+        expected = 2 * (of_critic + POLICY // 8 + 2 * HEAD)
+        assert here.training_peak(actor, **few)["gradients"] == expected
+        assert here.training_peak(critic, **few)["gradients"] == 2 * (SCORER // 8)
+
+
+def test_a_first_pass_frees_activations_for_its_gradients(compose: Compose) -> None:
+    config = run_of(compose, "model=opt_1.3b", "hardware=a100_40g", "zero=stage1")
+    here = scene(config, Phase.sft)
+    (model,) = here.models
+
+    def peak(passes: int, sequences: int) -> Counter[str]:
+        shapes = {"sequences": sequences, "tokens": 256, "positions": 256}
+        return here.training_peak(model, **shapes, passes=passes) - here.resident_bytes()
+
+    stored = 256 * 24 * 12 * 2048 * 2
+    slopes = 256 * (2 * 8192 + 2048) * 2  # more than those of the output layer
+    activations = 32 * (stored + slopes)
+    assert peak(1, 32) == Counter(gradients=2 * HEAD, activations=activations)
+    assert peak(2, 32) == Counter(gradients=2 * (POLICY + HEAD), activations=activations)
+    # Few activations are gone when the last gradients come.
+    assert peak(1, 1) == Counter(gradients=2 * (POLICY + HEAD))
+
+
+def test_deepspeed_tries_its_optimizer_while_it_is_built(compose: Compose) -> None:
+    words = ("phase=sft", "model=opt_1.3b", "hardware=a100_40g", "zero=stage1")
+    for dtype, built, later in (("bf16", 2 + 10, 2 + 10), ("fp16", 2 + 4 + 4, 2 + 12)):
+        here = scene(run_of(compose, *words, f"hardware.dtype={dtype}"), Phase.sft)
+        found = bytes_outside_steps(here)
+        sizes = {name: parts.total() - parts["process"] for name, parts in found.items()}
+        assert sizes == {"building": built * POLICY, "between steps": later * POLICY}

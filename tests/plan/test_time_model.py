@@ -8,9 +8,10 @@ import pytest
 
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import Role
+from rlhf.models.model_uses import ModelUse
 from rlhf.plan import time_model
 from rlhf.plan.plan import plan_run
-from rlhf.plan.time_model import CostModel, Efficiency, Sampling
+from rlhf.plan.time_model import CostModel, Efficiency, ForwardWork, Sampling
 from tests.plan.planned import Compose, changed, machine, run_of, use
 from tests.zero_settings import zero_config
 
@@ -31,6 +32,27 @@ def setting(
     *, of: Machine | None = None, efficiency: Efficiency = PERFECT, **zero: Any
 ) -> CostModel:
     return CostModel(machine=of or machine(), zero=zero_config(**zero), efficiency=efficiency)
+
+
+def gathering(at: CostModel, model: ModelUse | None = None, **how: Any) -> float:
+    return time_model.gather_weights_seconds(at, model or use(), **how)
+
+
+def reading(at: CostModel, flops: float, *, passes: int, **work: Any) -> float:
+    return time_model.no_grad_pass_seconds(at, use(), ForwardWork(flops, 0, passes, **work))
+
+
+def training(at: CostModel, flops: float, *, passes: int, role: Role = Role.actor) -> float:
+    return time_model.training_seconds(at, use(role), ForwardWork(flops, 0, passes))
+
+
+def sampling(at: CostModel, **changes: Any) -> float:
+    return time_model.sampling_seconds(at, use(), replace(SAMPLED, **changes))
+
+
+SAMPLED = Sampling(
+    responses=6, rows=2, prompt_tokens=5, response_tokens=4, tensor_parallel=1, gathers=False
+)
 
 
 def test_operations_of_a_forward_pass() -> None:
@@ -58,96 +80,64 @@ def test_the_backward_pass(changes: dict[str, Any], share: float) -> None:
     assert time_model.backward_to_forward_ratio(use(**changes)) == share
 
 
-def test_weights_are_whole_already_below_stage_3() -> None:
-    for stage in (0, 1, 2):
-        assert time_model.gather_weights_seconds(setting(stage=stage), use()) == 0
-
-
 def test_gathering_sharded_weights() -> None:
+    for stage in (0, 1, 2):
+        assert gathering(setting(stage=stage)) == 0, "they are whole already"
     # 2 nodes of 2: half of 2 N bytes comes over the slower network, at 1e4 bytes per second.
-    assert time_model.gather_weights_seconds(setting(stage=3), use()) == pytest.approx(N / 1e4)
-    inside = time_model.gather_weights_seconds(setting(stage=3), use(), within_node=True)
-    assert inside == pytest.approx(N / 1e5)
+    assert gathering(setting(stage=3)) == pytest.approx(N / 1e4)
+    assert gathering(setting(stage=3), within_node=True) == pytest.approx(N / 1e5)
     alone = setting(of=machine(ranks=4, nodes=1), stage=3)
-    assert time_model.gather_weights_seconds(alone, use()) == pytest.approx(2 * N * 3 / 4 / 1e5)
-    packed = setting(stage=3, quantize_weights=True)
-    assert time_model.gather_weights_seconds(packed, use()) == pytest.approx(N / 2 / 1e4)
+    assert gathering(alone) == pytest.approx(2 * N * 3 / 4 / 1e5)
+    assert gathering(setting(stage=3, quantize_weights=True)) == pytest.approx(N / 2 / 1e4)
     latency = setting(stage=3, efficiency=replace(PERFECT, message_seconds=0.25, link=0.5))
-    assert time_model.gather_weights_seconds(latency, use()) == pytest.approx(
-        2 * N / 1e4 + 2 * 0.25
-    )
+    assert gathering(latency) == pytest.approx(2 * N / 1e4 + 2 * 0.25)
 
 
 def test_offloaded_weights_come_over_the_hosts_link_or_from_nvme() -> None:
     gathered = N / 1e4
     host = setting(stage=3, offload_parameters=True)
-    assert time_model.gather_weights_seconds(host, use()) == pytest.approx(
-        gathered + 2 * N / 4 / 1e4
-    )
+    assert gathering(host) == pytest.approx(gathered + 2 * N / 4 / 1e4)
     nvme = setting(stage=3, offload_parameters=True, nvme_path="x")
-    assert time_model.gather_weights_seconds(nvme, use()) == pytest.approx(
-        gathered + 2 * N / 2 / 1e3
-    )
+    assert gathering(nvme) == pytest.approx(gathered + 2 * N / 2 / 1e3)
     # A frozen model has its own key, and stays in the host's memory.
     reference = use(Role.reference)
-    assert time_model.gather_weights_seconds(host, reference) == pytest.approx(gathered)
+    assert gathering(host, reference) == pytest.approx(gathered)
     own = setting(stage=3, offload_reference=True, nvme_path="x")
-    assert time_model.gather_weights_seconds(own, reference) == pytest.approx(
-        gathered + 2 * N / 4 / 1e4
-    )
+    assert gathering(own, reference) == pytest.approx(gathered + 2 * N / 4 / 1e4)
 
 
 def test_reading_computes_while_weights_come() -> None:
     at = setting(stage=3, efficiency=replace(PERFECT, scoring=0.5, sharded=0.8))
-    whole = N / 1e4
-    assert time_model.no_grad_pass_seconds(
-        at, use(), time_model.ForwardWork(4e5, 0, 1)
-    ) == pytest.approx(1.0)
-    assert time_model.no_grad_pass_seconds(
-        at, use(), time_model.ForwardWork(4e4, 0, 5)
-    ) == pytest.approx(5 * whole)
+    assert reading(at, 4e5, passes=1) == pytest.approx(1.0)
+    assert reading(at, 4e4, passes=5) == pytest.approx(5 * N / 1e4)
     slow = replace(at, efficiency=replace(at.efficiency, sharded_layer_seconds=0.25))
-    assert time_model.no_grad_pass_seconds(
-        slow, use(), time_model.ForwardWork(4e5, 0, 3)
-    ) == pytest.approx(1.0 + 3 * 2 * 0.25)
+    assert reading(slow, 4e5, passes=3) == pytest.approx(1.0 + 3 * 2 * 0.25)
     # Weights that are not gathered make nobody wait.
     plain = replace(at, zero=zero_config(stage=2))
-    assert time_model.no_grad_pass_seconds(
-        plain, use(), time_model.ForwardWork(4e5, 0, 1)
-    ) == pytest.approx(0.8)
+    assert reading(plain, 4e5, passes=1) == pytest.approx(0.8)
 
 
 def test_scoring_and_training_reach_shares_of_their_own() -> None:
     shares = replace(PERFECT, scoring=0.5, training=0.25)
     at = setting(of=machine(ranks=1, nodes=1), efficiency=shares, stage=0)
-    work = time_model.ForwardWork(1e5, 0, 1)
-    assert time_model.no_grad_pass_seconds(at, use(), work) == pytest.approx(0.1 / 0.5)
-    trained = time_model.training_seconds(at, use(), work)
+    assert reading(at, 1e5, passes=1) == pytest.approx(0.1 / 0.5)
     adam = time_model.optimizer_seconds(at, use())
-    assert trained - adam == pytest.approx(3 * 0.1 / 0.25)
+    assert training(at, 1e5, passes=1) - adam == pytest.approx(3 * 0.1 / 0.25)
 
 
 def test_few_tokens_do_not_fill_a_gpu() -> None:
     # The machine computes 1 FLOP per byte, so passes of 6 tokens reach half of the rate.
     at = setting(of=machine(ranks=1, nodes=1), efficiency=replace(PERFECT, filling=6.0), stage=0)
-    seconds = [
-        time_model.no_grad_pass_seconds(
-            at, use(), time_model.ForwardWork(1e6, 0, passes, tokens=passes * size)
-        )
-        for passes, size in ((5, 6), (2, 18), (1, 594))
-    ]
-    assert seconds == pytest.approx([2.0, 1 + 6 / 18, 1 + 6 / 594])
+    for passes, size, seconds in ((5, 6, 2.0), (2, 18, 1 + 6 / 18), (1, 594, 1 + 6 / 594)):
+        found = reading(at, 1e6, passes=passes, tokens=passes * size)
+        assert found == pytest.approx(seconds)
 
 
 def test_a_training_step() -> None:
-    alone = machine(ranks=1, nodes=1)
-    at = setting(of=alone, stage=0)  # fp32 weights
+    at = setting(of=machine(ranks=1, nodes=1), stage=0)  # fp32 weights
     adam = 28 * N / 1e6
-    found = time_model.training_seconds(at, use(), time_model.ForwardWork(1e6, 0, 2))
-    assert found == pytest.approx(3.0 + adam)
-    assert (
-        time_model.training_seconds(at, use(Role.reference), time_model.ForwardWork(1e6, 0, 2)) == 0
-    )
+    assert training(at, 1e6, passes=2) == pytest.approx(3.0 + adam)
+    assert training(at, 1e6, passes=2, role=Role.reference) == 0
 
 
 @pytest.mark.parametrize(
@@ -160,32 +150,26 @@ def test_a_training_step() -> None:
     ],
 )
 def test_communication_of_a_training_step(stage: int, sums: float, adam: float) -> None:
-    work = 1e5
-    compute = 3 * work / 1e6
-    at = setting(stage=stage, overlap_comm=False)
-    found = time_model.training_seconds(at, use(), time_model.ForwardWork(work, 0, 3))
+    compute = 3 * 1e5 / 1e6
+    found = training(setting(stage=stage, overlap_comm=False), 1e5, passes=3)
     assert found == pytest.approx(compute + sums + adam)
-    hidden = setting(stage=stage, overlap_comm=True)
-    found = time_model.training_seconds(hidden, use(), time_model.ForwardWork(work, 0, 3))
-    assert found == pytest.approx(max(compute, sums) + adam)
+    hidden = training(setting(stage=stage, overlap_comm=True), 1e5, passes=3)
+    assert hidden == pytest.approx(max(compute, sums) + adam)
 
 
 def test_the_second_copy_of_a_node_saves_the_backward_pass_the_network() -> None:
-    plain = time_model.training_seconds(setting(stage=3), use(), time_model.ForwardWork(0, 0, 1))
-    at = setting(stage=3, hpz_partition_size=2)
-    found = time_model.training_seconds(at, use(), time_model.ForwardWork(0, 0, 1))
+    plain, found = (
+        training(setting(stage=3, hpz_partition_size=size), 0, passes=1) for size in (1, 2)
+    )
     assert plain - found == pytest.approx(N / 1e4 - N / 1e5)
 
 
 @pytest.mark.parametrize(("nodes", "saved"), [(2, N / 1e4 * 3 / 4), (1, 0)])
 def test_quantised_gradients(nodes: int, saved: float) -> None:
     # int4 instead of 2 bytes; on one node they are not quantised
+    of = machine(nodes=nodes)
     plain, found = (
-        time_model.training_seconds(
-            setting(of=machine(nodes=nodes), stage=3, quantize_gradients=quantizes),
-            use(),
-            time_model.ForwardWork(0, 0, 1),
-        )
+        training(setting(of=of, stage=3, quantize_gradients=quantizes), 0, passes=1)
         for quantizes in (False, True)
     )
     assert plain - found == pytest.approx(saved)
@@ -193,13 +177,11 @@ def test_quantised_gradients(nodes: int, saved: float) -> None:
 
 def test_the_optimizer_of_a_node_is_the_hosts() -> None:
     alone = machine(ranks=2, nodes=1)
-    back = 2 * N / 2 / 1e5
+    host = 28 * N / HOST_MEMORY_BANDWIDTH + 2 * 2 * N / 2 / 1e4
     at = setting(of=alone, stage=2, offload_optimizer=True)
-    host = 28 * N / HOST_MEMORY_BANDWIDTH + 2 * 2 * N / 2 / 1e4 + back
-    assert time_model.optimizer_seconds(at, use()) == pytest.approx(host)
+    assert time_model.optimizer_seconds(at, use()) == pytest.approx(host + 2 * N / 2 / 1e5)
     at = setting(of=alone, stage=3, offload_optimizer=True, nvme_path="x")
-    nvme = 28 * N / HOST_MEMORY_BANDWIDTH + 2 * 2 * N / 2 / 1e4 + 24 * N / 1e3
-    assert time_model.optimizer_seconds(at, use()) == pytest.approx(nvme)
+    assert time_model.optimizer_seconds(at, use()) == pytest.approx(host + 24 * N / 1e3)
 
 
 def test_a_cpus_optimizer_is_in_the_hosts_memory_in_any_case() -> None:
@@ -209,55 +191,43 @@ def test_a_cpus_optimizer_is_in_the_hosts_memory_in_any_case() -> None:
     assert away == kept
 
 
-SAMPLED = Sampling(
-    responses=6, rows=2, prompt_tokens=5, response_tokens=4, tensor_parallel=1, gathers=False
-)
-
-
 def test_a_rollout() -> None:
-    model, quick = use(), machine(operations=1e8)
+    quick = machine(operations=1e8)
     prefill = 6 * (5 * 3072 + 800 + 1600) / 1e8
     weights = 2 * N / 1e6  # a step reads them once; its products are less
     cached = 2 * 7 * 32 * 2 / 1e6  # 2 rows of 5 to 9 tokens, 32 numbers each
-    found = time_model.sampling_seconds(setting(of=quick, stage=1), model, SAMPLED)
+    found = sampling(setting(of=quick, stage=1))
     assert found == pytest.approx(prefill + 3 * 4 * (weights + cached))
     worse = replace(PERFECT, layer_seconds=0.1, attention=0.5)
-    slow = setting(of=quick, stage=1, efficiency=worse)
-    later = time_model.sampling_seconds(slow, model, replace(SAMPLED, layer_factor=6.0))
+    later = sampling(setting(of=quick, stage=1, efficiency=worse), layer_factor=6.0)
     assert later - found == pytest.approx(3 * 4 * (cached + 2 * 0.1 * 6))
 
 
 def test_a_decode_step_has_work_outside_the_layers() -> None:
-    plain = time_model.sampling_seconds(setting(stage=1), use(), SAMPLED)
     at = setting(stage=1, efficiency=replace(PERFECT, step_seconds=0.5))
-    found = time_model.sampling_seconds(at, use(), SAMPLED)
-    assert found - plain == pytest.approx(3 * 4 * 0.5)  # three waves of four tokens
+    waves_of_four_tokens = 3 * 4
+    assert sampling(at) - sampling(setting(stage=1)) == pytest.approx(waves_of_four_tokens * 0.5)
 
 
 def test_many_rows_are_bound_by_products() -> None:
-    many = replace(SAMPLED, responses=100, rows=100)
     step = 100 * (3072 + 32 + 1600) / 1e6
     prefill = 100 * (5 * 3072 + 800 + 1600) / 1e6
     cached = 100 * 7 * 32 * 2 / 1e6
-    found = time_model.sampling_seconds(setting(stage=1), use(), many)
+    found = sampling(setting(stage=1), responses=100, rows=100)
     assert found == pytest.approx(prefill + 4 * (step + cached))
 
 
 def test_sharded_weights_come_once_or_at_every_token() -> None:
-    plain = time_model.sampling_seconds(setting(stage=1), use(), SAMPLED)
-    at, whole = setting(stage=3), N / 1e4
-    once = time_model.sampling_seconds(at, use(), replace(SAMPLED, gathers=True))
-    assert once - plain == pytest.approx(whole)
-    each = time_model.sampling_seconds(at, use(), SAMPLED)
-    assert each - plain == pytest.approx(3 * 4 * whole)
+    plain, at, whole = sampling(setting(stage=1)), setting(stage=3), N / 1e4
+    assert sampling(at, gathers=True) - plain == pytest.approx(whole)
+    assert sampling(at) - plain == pytest.approx(3 * 4 * whole)
 
 
 def test_tensor_parallel_ranks_read_a_part_and_send_the_rest() -> None:
     at = setting(of=machine(operations=1e8, link=1e6), stage=1)
-    plain = time_model.sampling_seconds(at, use(), SAMPLED)
-    two = time_model.sampling_seconds(at, use(), replace(SAMPLED, tensor_parallel=2))
     message = 2 * 2 * 8 * 2 / 1e6  # 2 ranks of 2 rows, 8 numbers
-    assert two - plain == pytest.approx(12 * (-N / 1e6 + 2 * 2 * message))
+    less = sampling(at, tensor_parallel=2) - sampling(at)
+    assert less == pytest.approx(12 * (-N / 1e6 + 2 * 2 * message))
 
 
 @pytest.mark.slow

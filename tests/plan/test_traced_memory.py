@@ -29,10 +29,3 @@ def test_the_plan_is_within_a_tenth_of_the_trace_as_the_page_says(
     lines = PAGE.read_text().splitlines()
     for cells in (header, *rows):
         assert f"| {' | '.join(cells)} |" in lines
-
-
-def test_the_plan_knows_how_many_weights_are_rounded_at_once() -> None:
-    from rlhf.engine.masters import CHUNK
-    from rlhf.plan.phase_costs import ROUNDED_AT_ONCE
-
-    assert ROUNDED_AT_ONCE == CHUNK
