@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.metrics import Metrics, Moments
 from rlhf.base.ranks import Ranks
@@ -19,9 +18,11 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from tests.algorithms import loop_reference
 from tests.algorithms.padded_batches import assert_close, keep_of, normal, with_garbage
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import targets_of
 
-Compose = Callable[[list[str]], DictConfig]
+Of = Callable[..., Targets]  # scores -> targets
+With = Callable[..., Of]  # overrides -> targets of scores
 
 # The score alone reaches the targets, and nothing bends it.
 BARE = ["ppo.kl_ctl=0", "ppo.missing_end_penalty=0", "ppo.clip_reward_value=null"]
@@ -38,14 +39,18 @@ def rollout_of(*scores: float) -> Rollout:
     return Rollout(prompts, responses, nothing_BT, nothing_BT, nothing_BT, torch.tensor(scores))
 
 
+def maker_of(compose: Compose, *overrides: str, ranks: Ranks | None = None) -> TargetMaker:
+    config = to_run_config(compose([*BARE, *overrides])).ppo
+    return TargetMaker(config, ranks or Ranks())
+
+
 @pytest.fixture
-def targets(compose: Compose) -> Callable[..., Callable[..., Targets]]:
+def targets(compose: Compose) -> With:
     """Targets of rollouts with these scores, one after another."""
 
-    def made(*overrides: str) -> Callable[..., Targets]:
-        config = to_run_config(compose([*BARE, *overrides])).ppo
-        maker = TargetMaker(config, Ranks())
-        return lambda *scores: targets_of(maker, rollout_of(*scores), kl_ctl=config.kl_ctl)
+    def made(*overrides: str) -> Of:
+        maker = maker_of(compose, *overrides)
+        return lambda *scores: targets_of(maker, rollout_of(*scores), kl_ctl=0.0)
 
     return made
 
@@ -56,18 +61,14 @@ def rewards(targets: Targets) -> list[float]:
     return targets.rewards_BT[:, 1].tolist()
 
 
-def test_scaling_follows_the_scores_of_all_rollouts(
-    targets: Callable[..., Callable[..., Targets]],
-) -> None:
+def test_scaling_follows_the_scores_of_all_rollouts(targets: With) -> None:
     of = targets("ppo.scale_reward=running")
     assert rewards(of(1.0, 3.0)) == pytest.approx([1.0, 3.0], abs=1e-6)  # deviation 1
     # 1, 3, 5, 7: deviation sqrt(5)
     assert rewards(of(5.0, 7.0)) == pytest.approx([5 / 5**0.5, 7 / 5**0.5], abs=1e-6)
 
 
-def test_scaling_by_the_first_rollout_stays(
-    targets: Callable[..., Callable[..., Targets]],
-) -> None:
+def test_scaling_by_the_first_rollout_stays(targets: With) -> None:
     of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true")
     assert rewards(of(2.0, 6.0)) == pytest.approx([-1.0, 1.0], abs=1e-6)  # mean 4, deviation 2
     assert rewards(of(8.0, 4.0)) == pytest.approx([2.0, 0.0], abs=1e-6)
@@ -84,7 +85,7 @@ def test_scaling_by_the_first_rollout_stays(
     ],
 )
 def test_the_reference_can_be_given(
-    mean: object, std: object, expected: list[float], targets: Callable[..., Callable[..., Targets]]
+    mean: object, std: object, expected: list[float], targets: With
 ) -> None:
     given = [f"ppo.reference_score_mean={mean}", f"ppo.reference_score_std={std}"]
     of = targets("ppo.scale_reward=reference", "ppo.scale_reward_shift=true", *given)
@@ -99,8 +100,8 @@ def test_moments_are_those_of_all_ranks(compose: Compose) -> None:
             theirs = Moments.of(torch.tensor([5.0, 7.0]))
             return {name: metric + theirs for name, metric in metrics.items()}
 
-    config = to_run_config(compose([*BARE, "ppo.scale_reward=running"])).ppo
-    made = targets_of(TargetMaker(config, WithAnother()), rollout_of(1.0, 3.0), kl_ctl=0.0)
+    maker = maker_of(compose, "ppo.scale_reward=running", ranks=WithAnother())
+    made = targets_of(maker, rollout_of(1.0, 3.0), kl_ctl=0.0)
     # 1, 3, 5, 7: deviation sqrt(5)
     assert rewards(made) == pytest.approx([1 / 5**0.5, 3 / 5**0.5], abs=1e-6)
 
@@ -117,7 +118,7 @@ def test_a_score_that_is_not_finite_is_left_out_of_the_moments(
     scaling: str,
     expected: list[float],
     bad: float,
-    targets: Callable[..., Callable[..., Targets]],
+    targets: With,
 ) -> None:
     of = targets(f"ppo.scale_reward={scaling}", "ppo.scale_reward_shift=true")
     of(bad, bad)  # no finite score sets no scale
@@ -150,7 +151,7 @@ def test_parts_are_normalised_each_by_itself_and_continue_from_a_checkpoint(
     assert rewards_of(other, 500, 700) == pytest.approx(expected)
 
 
-def test_scores_are_clipped(targets: Callable[..., Callable[..., Targets]]) -> None:
+def test_scores_are_clipped(targets: With) -> None:
     assert rewards(targets()(1.0, 7.0)) == [1.0, 7.0]
     assert rewards(targets("ppo.clip_reward_value=2")(1.0, -3.0)) == [1.0, -2.0]
     scaled = targets("ppo.clip_reward_value=2", "ppo.scale_reward=reference")  # by 2, then clipped
@@ -161,14 +162,11 @@ def test_a_response_without_an_end_gets_the_score_that_is_given(compose: Compose
     keys = ["ppo.missing_end_score=-3", "ppo.missing_end_penalty=7", "ppo.clip_reward_value=1"]
     rollout = rollout_of(4.0, 4.0)
     responses = rollout.responses._replace(ended_B=torch.tensor([True, False]))
-    maker = TargetMaker(to_run_config(compose([*BARE, *keys])).ppo, Ranks())
-    made = maker.make(rollout._replace(responses=responses), kl_ctl=0.0)
+    made = maker_of(compose, *keys).make(rollout._replace(responses=responses), kl_ctl=0.0)
     assert rewards(made) == [1.0, -3.0]
 
 
-def test_groups_have_the_scores_that_are_compared(
-    targets: Callable[..., Callable[..., Targets]],
-) -> None:
+def test_groups_have_the_scores_that_are_compared(targets: With) -> None:
     rloo = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
     clipped = targets("ppo.clip_reward_value=5", *rloo)(7.0, 9.0, 1.0, 2.0)
     assert clipped.clipped_scores_GR.tolist() == [[5.0, 5.0], [1.0, 2.0]]
@@ -176,15 +174,13 @@ def test_groups_have_the_scores_that_are_compared(
     assert alone.clipped_scores_GR.tolist() == [[7.0], [9.0]], "GAE compares no responses"
 
 
-def test_discount_and_lambda_reach_the_advantages(
-    targets: Callable[..., Callable[..., Targets]],
-) -> None:
+def test_discount_and_lambda_reach_the_advantages(targets: With) -> None:
     # values are 0: the first token's advantage is gamma * lam times the reward
     made = targets("ppo.gamma=0.5", "ppo.lam=0.5")(8.0)
     assert made.advantages.advantages_BT.tolist() == [[2.0, 8.0]]
 
 
-def test_whitening_can_be_turned_on(targets: Callable[..., Callable[..., Targets]]) -> None:
+def test_whitening_can_be_turned_on(targets: With) -> None:
     made = targets("ppo.whiten_advantages=true")(1.0, 3.0)
     assert made.raw.advantages_BT.tolist() == [[1.0, 1.0], [3.0, 3.0]]
     expected = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
@@ -201,16 +197,10 @@ def test_masked_responses_count_in_their_group_but_not_in_whitening(compose: Com
     white = {(*group, "ppo.whiten_advantages=true"): [-2.0, 0.0, 2.0]}
     white |= {("ppo.whiten_advantages=true",): [-2.0, 0.0, 2.0]}  # of 1, 3 and 5
     for keys, expected in (plain | white).items():
-        made = made_of(compose, rollout, "ppo.missing_end_mask=true", *keys)
+        made = maker_of(compose, "ppo.missing_end_mask=true", *keys).make(rollout, kl_ctl=0.0)
         deviation = (8 / 3) ** 0.5 if keys in white else 1.0
         found_B = made.advantages.advantages_BT[:3, 1]
         assert found_B.tolist() == pytest.approx([x / deviation for x in expected], abs=1e-6)
-
-
-def made_of(compose: Compose, rollout: Rollout, *overrides: str) -> Targets:
-    """The targets of a rollout without a KL penalty."""
-    config = to_run_config(compose([*BARE, *overrides])).ppo
-    return targets_of(TargetMaker(config, Ranks()), rollout, kl_ctl=0.0)
 
 
 @pytest.mark.parametrize(
@@ -226,18 +216,14 @@ def made_of(compose: Compose, rollout: Rollout, *overrides: str) -> Targets:
 def test_the_penalty_on_the_kl_is_in_the_rewards(
     keys: list[str], kl: list[float], compose: Compose
 ) -> None:
-    config = to_run_config(compose([*BARE, *keys])).ppo
-    rollout = rollout_of(1.0)
-    rollout = rollout._replace(logprobs_BT=torch.tensor([[-1.0, -2.0]]))
+    rollout = rollout_of(1.0)._replace(logprobs_BT=torch.tensor([[-1.0, -2.0]]))
     rollout = rollout._replace(reference_logprobs_BT=torch.tensor([[-3.0, -1.0]]))
-    made = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.25)
+    made = maker_of(compose, *keys).make(rollout, kl_ctl=0.25)
     assert made.rewards_BT[0].tolist() == pytest.approx([-kl[0] / 4, 1 - kl[1] / 4])
 
 
 def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
-    overrides = [*BARE, "ppo.gamma=1", "ppo.scale_reward=running"]
-    config = to_run_config(compose(overrides)).ppo
-    maker = TargetMaker(config, Ranks())
+    maker = maker_of(compose, "ppo.gamma=1", "ppo.scale_reward=running")
     held_out = rollout_of(4.0, 10.0)._replace(values_BT=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
     before = maker.held_out_targets(held_out, kl_ctl=0)
     assert before is not None
@@ -251,35 +237,13 @@ def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
 
 
 def test_an_estimator_over_groups_has_no_held_out_targets(compose: Compose) -> None:
-    overrides = ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2"]
-    config = to_run_config(compose(overrides)).ppo
-    maker = TargetMaker(config, Ranks())
+    maker = maker_of(compose, "ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2")
     assert maker.held_out_targets(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
 
 
-def test_actor_and_critic_have_their_own_lambda(compose: Compose) -> None:
-    """The critic's targets with lam_critic=1 are returns, whatever the values."""
-    values_BT = torch.tensor([[0.5, 2.0], [-1.0, 0.25]])
-    rollout = rollout_of(1.0, 3.0)._replace(values_BT=values_BT)
-
-    def made(*keys: str) -> Targets:
-        config = to_run_config(compose([*BARE, *keys])).ppo
-        return TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.0)
-
-    lam = made("ppo.lam=0.5").raw
-    both = made("ppo.lam=0.5", "ppo.lam_critic=1").raw
-    assert both.advantages_BT.equal(lam.advantages_BT)
-    torch.testing.assert_close(both.returns_BT, torch.tensor([[1.0, 1.0], [3.0, 3.0]]))
-    assert not lam.returns_BT.equal(both.returns_BT)
-    # Both responses have 2 tokens: 1 - 1 / (alpha * 2) = 0.5, and the critic keeps lam.
-    adaptive = made("ppo.lam=1", "ppo.lam_length_alpha=1").raw
-    torch.testing.assert_close(adaptive.advantages_BT, lam.advantages_BT)
-    torch.testing.assert_close(adaptive.returns_BT, both.returns_BT)
-
-
-@pytest.mark.parametrize("alpha", [None, 0.4])
+@pytest.mark.parametrize(("lam_critic", "alpha"), [(None, None), (1.0, None), (None, 0.4)])
 def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
-    compose: Compose, alpha: float | None
+    compose: Compose, lam_critic: float | None, alpha: float | None
 ) -> None:
     """Random rows with garbage behind them: VC-PPO's returns, VAPO's lambda, a teacher's reward."""
     keep_BT = keep_of([5, 1, 3, 4], 6)
@@ -294,10 +258,10 @@ def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
         values_BT=values_BT,
         scores_B=scores_B,
     )
-    keys = ["ppo.lam=0.7", "ppo.lam_critic=1", "ppo.gamma=0.9", "ppo.kl_placement=advantage"]
+    keys = ["ppo.lam=0.7", "ppo.gamma=0.9", "ppo.kl_placement=advantage"]
+    keys += [] if lam_critic is None else [f"ppo.lam_critic={lam_critic}"]
     keys += [] if alpha is None else [f"ppo.lam_length_alpha={alpha}"]
-    config = to_run_config(compose([*BARE, *keys])).ppo
-    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5).advantages
+    found = maker_of(compose, *keys).make(rollout, kl_ctl=0.5).advantages
     for row in range(4):
         kept = keep_BT[row]
         policy, teacher, values = (
@@ -309,8 +273,8 @@ def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
         (kl,) = loop_reference.kl_per_token(policy, teacher, "k1")
         expected = [a - 0.5 * x for a, x in zip(advantages, kl, strict=True)]
         assert_close(found.advantages_BT[row][kept], expected, atol=1e-6)
-        (returns,) = loop_reference.rewards_to_go(rewards, gamma=0.9)
-        assert_close(found.returns_BT[row][kept], returns)
+        _, (returns,) = loop_reference.gae(rewards, values, gamma=0.9, lam=lam_critic or 0.7)
+        assert_close(found.returns_BT[row][kept], returns, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -322,9 +286,7 @@ def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
         ("grpo", 0.7071065),
     ],
 )
-def test_groups_are_compared(
-    estimator: str, advantage: float, targets: Callable[..., Callable[..., Targets]]
-) -> None:
+def test_groups_are_compared(estimator: str, advantage: float, targets: With) -> None:
     keys = [f"ppo.advantage_estimator={estimator}", "ppo.responses_per_prompt=2"]
     for whitens, used in ("null", advantage), ("true", 1.0):
         made = targets(*keys, f"ppo.whiten_advantages={whitens}")(1.0, 4.0)
@@ -333,9 +295,7 @@ def test_groups_are_compared(
             torch.testing.assert_close(found.advantages_BT, expected_BT, atol=1e-6, rtol=0)
 
 
-def test_reinforce_pp_takes_discounted_rewards_to_go(
-    targets: Callable[..., Callable[..., Targets]],
-) -> None:
+def test_reinforce_pp_takes_discounted_rewards_to_go(targets: With) -> None:
     keys = ["ppo.advantage_estimator=reinforce_pp", "ppo.gamma=0.5"]
     assert targets(*keys)(1.0, 3.0).raw.advantages_BT.tolist() == [[0.5, 1.0], [1.5, 3.0]]
     # of 0, 1, 0, 3: mean 1, deviation sqrt(1.5)
@@ -350,10 +310,9 @@ def test_reinforce_pp_takes_discounted_rewards_to_go(
 def test_a_teacher_rewards_each_token_alone(compose: Compose, estimator: str) -> None:
     """kl_placement=advantage: log teacher - log pi of a token is in no other token's advantage."""
     keys = [f"ppo.advantage_estimator={estimator}", "ppo.kl_placement=advantage"]
-    config = to_run_config(compose([*BARE, *keys])).ppo
     teacher_BT = torch.tensor([[-0.5, 0.25], [2.0, -1.0]])
     rollout = rollout_of(0.0, 3.0)._replace(reference_logprobs_BT=teacher_BT)
-    found = TargetMaker(config, Ranks()).make(rollout, kl_ctl=0.5)
+    found = maker_of(compose, *keys).make(rollout, kl_ctl=0.5)
     scores_BT = torch.tensor([[0.0, 0.0], [3.0, 3.0]])
     torch.testing.assert_close(found.advantages.advantages_BT, scores_BT + 0.5 * teacher_BT)
     assert found.rewards_BT.tolist() == [[0.0, 0.0], [0.0, 3.0]]

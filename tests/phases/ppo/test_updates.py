@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from rlhf.base.metrics import Metrics
@@ -24,9 +23,10 @@ from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.shared.scoring import ResponseLogprobs
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
 
-Compose = Callable[[list[str]], DictConfig]
+Trained = Callable[..., SimpleNamespace]
 ROWS, T = 4, 3
 
 
@@ -85,7 +85,7 @@ def rollout(score: float, cut: Collection[int] = ()) -> Rollout:
 
 
 @pytest.fixture
-def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
+def trained(compose: Compose) -> Trained:
     """A trainer and its models after some rollouts under these overrides."""
 
     def after(
@@ -114,9 +114,7 @@ def trained(compose: Compose) -> Callable[..., SimpleNamespace]:
     return after
 
 
-def test_every_pass_takes_each_response_once_in_an_order_of_its_own(
-    trained: Callable[..., SimpleNamespace],
-) -> None:
+def test_every_pass_takes_each_response_once_in_an_order_of_its_own(trained: Trained) -> None:
     models = trained("ppo.ppo_epochs=8").models
     assert models.critic.steps == 8 * 2  # two mini-batches of two rows each
     taken = [row for rows in models.rows for row in rows]
@@ -125,7 +123,7 @@ def test_every_pass_takes_each_response_once_in_an_order_of_its_own(
     assert len({tuple(rows) for rows in passes}) > 1
 
 
-def test_the_value_loss_has_its_weight(trained: Callable[..., SimpleNamespace]) -> None:
+def test_the_value_loss_has_its_weight(trained: Trained) -> None:
     # values of 2 for returns of 0, three of a mini-batch's six tokens: 0.5 * 2^2 / 2
     free = "ppo.cliprange_value=null"
     for more, expected in ([], 1.0), (["ppo.value_coef=0.1"], 0.1):
@@ -133,7 +131,7 @@ def test_the_value_loss_has_its_weight(trained: Callable[..., SimpleNamespace]) 
         assert losses == pytest.approx([expected] * ROWS)
 
 
-def test_values_that_move_too_far_are_clipped(trained: Callable[..., SimpleNamespace]) -> None:
+def test_values_that_move_too_far_are_clipped(trained: Trained) -> None:
     # values went from 0 to 2, where the returns are: what counts is that 0.2 is 1.8 away
     clipped, free = (
         trained("ppo.lam=1", f"ppo.cliprange_value={limit}", score=2.0).stats[0]
@@ -144,9 +142,7 @@ def test_values_that_move_too_far_are_clipped(trained: Callable[..., SimpleNames
     assert free.critic_loss == 0.0
 
 
-def test_each_policy_loss_is_the_one_that_is_named(
-    trained: Callable[..., SimpleNamespace],
-) -> None:
+def test_each_policy_loss_is_the_one_that_is_named(trained: Trained) -> None:
     # all advantages are 2, all ratios e^0.1, and log pi is -0.9; micro-batches of 3 of 6 tokens
     plain = ["ppo.whiten_advantages=false", "ppo.kl_ctl=0", "ppo.lam=1", "ppo.cliprange=0.05"]
     losses_by_name = {"clip": -1.05 * 2, "gspo": -1.05 * 2, "cispo": 1.05 * 2 * 0.9}
@@ -157,23 +153,10 @@ def test_each_policy_loss_is_the_one_that_is_named(
         assert losses == pytest.approx([loss / 2] * ROWS)
 
 
-def test_a_fixed_length_divides_by_the_longest_response(
-    trained: Callable[..., SimpleNamespace],
-) -> None:
-    # 3 tokens of entropy 0.5, mini-batches of 2 responses of at most 6 tokens
-    keys = ["ppo.entropy_coef=0.2", "ppo.loss_aggregation=fixed_length"]
-    assert trained(*keys).models.actor.losses == pytest.approx([-0.2 * 0.5 * 3 / (2 * 6)] * ROWS)
-
-
-def test_an_entropy_bonus_is_subtracted(trained: Callable[..., SimpleNamespace]) -> None:
-    losses = trained("ppo.entropy_coef=0.2").models.actor.losses
-    assert losses == pytest.approx([-0.05] * ROWS)  # 0.2 * 0.5 nats on half of the tokens
-
-
 @pytest.mark.parametrize("cut", [(), (1,), (0, 2, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
 def test_masked_responses_enter_no_loss_and_no_count(
-    trained: Callable[..., SimpleNamespace], aggregation: str, cut: tuple[int, ...]
+    trained: Trained, aggregation: str, cut: tuple[int, ...]
 ) -> None:
     # Of each token: an entropy of 0.5, a KL to the reference of 0.1^2 / 2, a squared error of 2^2.
     keys = ["ppo.missing_end_mask=true", "ppo.entropy_coef=0.2", "ppo.kl_placement=loss"]
@@ -193,7 +176,7 @@ def test_masked_responses_enter_no_loss_and_no_count(
     assert all(map(math.isfinite, found.values()))
 
 
-def test_an_entropy_bonus_follows_its_target(trained: Callable[..., SimpleNamespace]) -> None:
+def test_an_entropy_bonus_follows_its_target(trained: Trained) -> None:
     # The entropy is always 0.5, on half of a mini-batch's tokens: a loss of coefficient * -0.25.
     keys = ["ppo.entropy_coef=0.2", "ppo.entropy_coef_step=0.05"]
     for target, weights in (0.6, [0.2, 0.25, 0.3]), (0.4, [0.2, 0.0, 0.0]):
@@ -209,7 +192,7 @@ def test_an_entropy_bonus_follows_its_target(trained: Callable[..., SimpleNamesp
         resumed.load_state_dict(older)  # checkpoints of older versions have no controller
 
 
-def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -> None:
+def test_only_the_critic_learns_first(trained: Trained) -> None:
     run = trained("ppo.actor_freeze_steps=2", rollouts=3)
     assert len(run.models.critic.losses) == 12  # four micro-batches in a rollout
     assert len(run.models.actor.losses) == 4
@@ -224,9 +207,7 @@ def test_only_the_critic_learns_first(trained: Callable[..., SimpleNamespace]) -
 DRIFT = 0.4054651
 
 
-def test_updates_stop_where_the_policy_has_moved_too_far(
-    trained: Callable[..., SimpleNamespace],
-) -> None:
+def test_updates_stop_where_the_policy_has_moved_too_far(trained: Trained) -> None:
     def updates(limit: str) -> int:
         run = trained("ppo.ppo_epochs=4", f"ppo.stop_update_kl={limit}", drift=DRIFT)
         assert run.stats[0].metrics["ppo/approx_kl"] == pytest.approx(0.0945349)
@@ -237,7 +218,7 @@ def test_updates_stop_where_the_policy_has_moved_too_far(
     assert updates("0.1") == updates("null") == 8
 
 
-def test_the_learning_rate_is_guarded(trained: Callable[..., SimpleNamespace]) -> None:
+def test_the_learning_rate_is_guarded(trained: Trained) -> None:
     assert trained("ppo.lr_guard_kl=0.09", drift=DRIFT).engine.actor.lr_scale < 1.0
     assert trained("ppo.lr_guard_kl=0.1", drift=DRIFT).engine.actor.lr_scale == 1.0
     assert trained("ppo.lr_guard_kl=null", drift=DRIFT).engine.actor.lr_scale == 1.0
