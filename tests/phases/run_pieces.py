@@ -13,6 +13,7 @@ from torch import nn
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
@@ -26,8 +27,26 @@ from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
 from tests.conftest import Compose
 from tests.models_on_disk import save_models
-from tests.phases.test_fixed_examples import EVAL, TRAIN
 from tests.plain_engine import TrainingEngine
+
+WORDS = ["kiwi", "plum", "fig", "pear and apple", "a long answer with many more words in it"]
+
+
+def pairs_of(prompt: str, *responses: str) -> list[Record]:
+    """All pairs of responses, the best of which stands first."""
+    return [
+        Record(prompt=f"\n\nHuman: {prompt}\n\nAssistant:", chosen=f" {a}", rejected=f" {b}")
+        for place, a in enumerate(responses)
+        for b in responses[place + 1 :]
+    ]
+
+
+TRAIN = [
+    *pairs_of("one", *WORDS[:4]),
+    *pairs_of("two", *WORDS[2:]),
+    *pairs_of("three, with a longer question", *WORDS[1:4]),
+]  # 6 + 3 + 3 pairs
+EVAL = [*pairs_of("five", *WORDS[2:]), *pairs_of("six", *WORDS[:2])]
 
 
 class PlannedEngine(TrainingEngine):

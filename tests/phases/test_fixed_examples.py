@@ -2,106 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf.algorithms.reward import end_loss
 from rlhf.base.random_streams import seed_for
-from rlhf.base.ranks import Ranks
-from rlhf.base.types import StepReport
-from rlhf.config.choices import Dtype, Phase
-from rlhf.config.freeze import to_run_config
+from rlhf.config.choices import Phase
 from rlhf.data.collate import divide_pairs_into_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
-from rlhf.engine.settings import EngineSettings
-from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases import reward, sft
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.supervised import warn_if_lr_never_peaks
-from rlhf.run.console import build_console
-from rlhf.run.metric_table import describe_undocumented_metric, varies_between_runs
-from rlhf.run.tracker import Tracker
-from tests.conftest import Compose
-from tests.plain_engine import PlainEngine
-
-SHAPE = "model.architecture={model_type:gpt_neox,hidden_size:8,intermediate_size:8,"
-SHAPE += "num_hidden_layers:1,num_attention_heads:1}"
-PLAIN = ["model.vocab_size=300", "data.template=plain"]
-WORDS = ["kiwi", "plum", "fig", "pear and apple", "a long answer with many more words in it"]
+from rlhf.run.metric_table import varies_between_runs
+from tests.phases.run_pieces import EVAL, TRAIN, Compose, PlannedEngine, run_context
 
 
-def pairs_of(prompt: str, *responses: str) -> list[Record]:
-    """All pairs of responses, the best of which stands first."""
-    return [
-        Record(prompt=f"\n\nHuman: {prompt}\n\nAssistant:", chosen=f" {a}", rejected=f" {b}")
-        for place, a in enumerate(responses)
-        for b in responses[place + 1 :]
-    ]
+class StillEngine(PlannedEngine):
+    """Never changes a weight; notes the widths of its batches."""
 
-
-TRAIN = [
-    *pairs_of("one", *WORDS[:4]),
-    *pairs_of("two", *WORDS[2:]),
-    *pairs_of("three, with a longer question", *WORDS[1:4]),
-]  # 6 + 3 + 3 pairs
-EVAL = [*pairs_of("five", *WORDS[2:]), *pairs_of("six", *WORDS[:2])]
-
-
-class SummingEngine(PlainEngine):
-    """Adds up gradients and never changes a weight; reports a step when the plan says so."""
-
-    made: list[SummingEngine] = []  # noqa: RUF012
-
-    def __init__(self, module: torch.nn.Module, *, plan: Any, **_: Any) -> None:
-        super().__init__(module)
-        self.plan, self.backwards = plan, 0
+    def __init__(self, module: nn.Module, **how: Any) -> None:
+        super().__init__(module, **how)
+        self.lr = 0.0
         self.widths: list[int] = []
-        SummingEngine.made.append(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.widths.append(args[0].shape[1])
         return super().__call__(*args, **kwargs)
 
-    def backward(self, loss: Tensor) -> None:
-        self.backwards += 1
-        loss.backward()
-
-    def step(self) -> StepReport | None:
-        is_complete = self.backwards % self.plan.accumulation == 0
-        return StepReport(0.5, 2.0, is_skipped=False) if is_complete else None
-
     def gradient(self) -> Tensor:
-        return torch.cat([p.grad.flatten() for p in self.module.parameters() if p.grad is not None])
+        """The sum over all steps."""
+        steps = [torch.cat([g.flatten() for g in step.values()]) for step in self.gradients]
+        return torch.stack(steps).sum(dim=0)
 
-    def close(self) -> None: ...
 
-
-class LoggedSteps(Tracker):
-    """A tracker that keeps the metrics of each step."""
-
-    def __init__(self, logged: list[tuple[int, dict[str, float]]]) -> None:
-        self._logged = logged
-
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        self._logged.append((step, dict(values)))
+Run = Callable[..., SimpleNamespace]
 
 
 @pytest.fixture
-def run(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SimpleNamespace]:
+def run(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a phase on ``TRAIN`` with overrides; tells its engine, logs and result."""
-    for module in (sft, reward):
-        monkeypatch.setattr(module, "build_engine", SummingEngine)
-    for module in (sft, reward):
-        monkeypatch.setattr(module, "save_trained_model", lambda *_, **__: None)
 
     def ran(
         runner: Callable[[RunContext], Any],
@@ -109,27 +56,25 @@ def run(
         train: list[Record] = TRAIN,
         held_out: list[Record] = EVAL,
     ) -> SimpleNamespace:
-        config = to_run_config(compose(["phase.order=[reward]", SHAPE, *PLAIN, *overrides]))
-        config.data.cache_dir = str(tmp_path)
-        texts = [text for record in TRAIN for text in record if text]
-        logged: list[tuple[int, dict[str, float]]] = []
-        part = PhaseData(train, held_out)
-        context = RunContext(
-            config=config,
-            run_dir=tmp_path,
-            ranks=Ranks(),
-            settings=EngineSettings(zero=config.zero, dtype=Dtype.fp32),
-            tokenizer=train_tokenizer(texts, vocab_size=300),
-            parts={Phase.sft: part, Phase.reward: part},
-            judge=None,
-            console=build_console(is_main=False, log_every=1),
-            tracker=LoggedSteps(logged),
-        )
+        engines: list[StillEngine] = []
+
+        def build(module: nn.Module, **how: Any) -> StillEngine:
+            engines.append(StillEngine(module, **how))
+            return engines[-1]
+
+        context, notes = run_context(compose, tmp_path, monkeypatch, *overrides)
+        for module in (sft, reward):
+            monkeypatch.setattr(module, "build_engine", build)
+        context = replace(context, parts=dict.fromkeys(context.parts, PhaseData(train, held_out)))
         result = runner(context)
-        engine = SummingEngine.made.pop()
-        return SimpleNamespace(engine=engine, logged=logged, result=result, context=context)
+        (engine,) = engines
+        return SimpleNamespace(engine=engine, logged=notes.logged, result=result, context=context)
 
     return ran
+
+
+def gradient_of(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
 
 def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) -> Tensor:
@@ -161,18 +106,16 @@ def reference_gradient(ran: SimpleNamespace, *, batch_size: int, epochs: float) 
             for _ in range(len(losses) // data["group"][:].count(group))
         ]
         torch.stack(means).mean().backward()
-    return ran.engine.gradient()
+    return gradient_of(module)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("micro", "buckets"), [(2, True), (10, False)])
-def test_each_prompt_weighs_one_in_the_reward_loss(
-    run: Callable[..., SimpleNamespace], *, micro: int, buckets: bool
-) -> None:
-    batch = ["reward.batch_size=10", f"reward.micro_batch_size={micro}", "reward.epochs=1"]
-    batch += ["reward.loss=end"]
+def test_each_prompt_weighs_one_in_the_reward_loss(run: Run, *, micro: int, buckets: bool) -> None:
+    batch = ["phase=reward", "reward.loss=end", "reward.epochs=1"]
+    batch += ["reward.batch_size=10", f"reward.micro_batch_size={micro}"]
     ran = run(reward.run_reward, *batch, f"data.bucket_by_length={buckets}")
-    assert ran.engine.backwards == 10 // micro * ran.result["steps"]
+    assert ran.engine.micro_steps == 10 // micro * ran.result["steps"]
     got = ran.engine.gradient()
     expected = reference_gradient(ran, batch_size=10, epochs=1)
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
@@ -192,10 +135,10 @@ def graded(records: list[Record]) -> list[Record]:
     ("loss", "micro", "buckets"), [("classification", 2, True), ("regression", 8, False)]
 )
 def test_each_response_weighs_one_in_the_losses_of_grades(
-    run: Callable[..., SimpleNamespace], *, loss: str, micro: int, buckets: bool
+    run: Run, *, loss: str, micro: int, buckets: bool
 ) -> None:
-    batch = ["reward.batch_size=8", f"reward.micro_batch_size={micro}", "reward.epochs=1"]
-    batch += [f"reward.loss={loss}", "data=local", "data.path=x.jsonl"]
+    batch = ["phase=reward", f"reward.loss={loss}", "reward.epochs=1", "data=local"]
+    batch += ["reward.batch_size=8", f"reward.micro_batch_size={micro}", "data.path=x.jsonl"]
     records = {"train": TRAIN, "held_out": EVAL}
     if loss == "regression":
         records = {side: graded(each) for side, each in records.items()}
@@ -212,7 +155,7 @@ def test_each_response_weighs_one_in_the_losses_of_grades(
             chance = torch.sigmoid(score if row["grade"] else -score)
             slow.append(-chance.log())
     (torch.stack(slow).sum() / 8).backward()  # no weight moved: the sum over three steps
-    torch.testing.assert_close(got, ran.engine.gradient(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(got, gradient_of(module), atol=1e-6, rtol=1e-4)
     steps = [values["reward/loss"] for _, values in ran.logged if "reward/loss" in values]
     assert sum(steps) / 3 == pytest.approx(float(torch.stack(slow).detach().mean()), rel=1e-4)
     assert ran.result["responses"] == 8
@@ -220,15 +163,14 @@ def test_each_response_weighs_one_in_the_losses_of_grades(
     assert ("reward/eval_chosen_score" in logged) == (loss == "classification")
     assert {"reward/eval_accuracy", "reward/eval_loss", "reward/responses_per_second"} <= logged
     assert not logged & {"reward/pairs_per_second", "reward/eval_calibration_error"}
-    assert all(describe_undocumented_metric(name) is None for name in logged)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_a_phase_shorter_than_its_warm_up_is_told(
-    run: Callable[..., SimpleNamespace], steps: int, monkeypatch: pytest.MonkeyPatch
+    run: Run, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.warmup_steps=3", "sft.lr=2e-5"]
-    context = run(sft.run_sft, "phase.order=[sft]", *short).context
+    context = run(sft.run_sft, "phase=sft", *short).context
     said: list[str] = []
     monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
     warn_if_lr_never_peaks(context.console, "sft", context.config.sft, steps=steps)
@@ -240,10 +182,10 @@ def test_a_phase_shorter_than_its_warm_up_is_told(
         assert "never reaches sft.lr=2e-05. Give the phase more examples (data.split)" in line
 
 
-def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -> None:
+def test_buckets_change_the_padding_alone(run: Run) -> None:
     batch = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.epochs=1"]
     plain, sorted_ = (
-        run(sft.run_sft, "phase.order=[sft]", *batch, f"data.bucket_by_length={buckets}")
+        run(sft.run_sft, "phase=sft", *batch, f"data.bucket_by_length={buckets}")
         for buckets in (False, True)
     )
     assert sum(sorted_.engine.widths) < sum(plain.engine.widths)
@@ -260,7 +202,7 @@ def test_buckets_change_the_padding_alone(run: Callable[..., SimpleNamespace]) -
     ("every", "sft_steps", "reward_steps"), [(0, [0, 3], [3]), (2, [0, 2, 3], [0, 2, 3])]
 )
 def test_evaluations_come_when_they_should(
-    run: Callable[..., SimpleNamespace],
+    run: Run,
     every: int,
     sft_steps: list[int],
     reward_steps: list[int],
@@ -272,22 +214,19 @@ def test_evaluations_come_when_they_should(
         (sft.run_sft, "sft", sft_steps),
         (reward.run_reward, "reward", reward_steps),
     ):
-        ran = run(runner, f"phase.order=[{order}]", *overrides)
+        ran = run(runner, f"phase={order}", *overrides)
         logged = [(step, v) for step, v in ran.logged if f"{order}/eval_loss" in v]
         assert [step for step, _ in logged] == expected
         assert [step for step, v in ran.logged if f"{order}/loss" in v] == [1, 2, 3]
-        for _, values in ran.logged:
-            for name in values:
-                assert describe_undocumented_metric(name) is None
         assert len({values[f"{order}/eval_loss"] for _, values in logged}) == 1, "no weight moved"
 
 
 @pytest.mark.parametrize("init", ["random", "sft"])
-def test_the_reward_model_has_its_own_dropout(
-    run: Callable[..., SimpleNamespace], init: str
-) -> None:
-    overrides = ["reward_model.dropout=0.25", "model.dropout=0.5", f"reward_model.init={init}"]
-    shape = SHAPE.replace("model.architecture=", "+reward_model.architecture=")
+def test_the_reward_model_has_its_own_dropout(run: Run, init: str) -> None:
+    overrides = ["phase=reward", "reward_model.dropout=0.25", "model.dropout=0.5"]
+    overrides += [f"reward_model.init={init}", "reward_model.path=null"]
+    shape = "model_type:gpt_neox,hidden_size:8,intermediate_size:8,num_hidden_layers:1"
+    shape = f"+reward_model.architecture={{{shape},num_attention_heads:1}}"
     overrides += ["reward_model.vocab_size=300", shape] if init == "random" else []
     ran = run(reward.run_reward, *overrides, "reward.batch_size=8", "reward.epochs=1")
     assert ran.engine.module.pretrained.config.attention_dropout == 0.25

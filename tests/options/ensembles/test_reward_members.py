@@ -33,8 +33,7 @@ from rlhf.phases.shared.step_signals import StoppedError, StopRequests
 from rlhf.run.console import build_console
 from rlhf.run.phase_state import checkpoint_folders, load_checkpoint
 from tests.conftest import Compose
-from tests.phases.run_pieces import Notes
-from tests.phases.test_fixed_examples import EVAL, TRAIN
+from tests.phases.run_pieces import EVAL, TRAIN, Notes
 
 MakeContext = Callable[..., RunContext]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.types import PromptBatch, Responses, StepReport
+from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
@@ -31,7 +31,7 @@ from tests.algorithms.padded_batches import keep_of
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer, source_of
 from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
-from tests.plain_engine import PlainEngine
+from tests.plain_engine import PlainEngine, TrainingEngine
 
 ROWS, MICRO, P, T = 4, 2, 4, 5
 PROMPTS, LENGTHS = [2, 4, 3, 1], [3, 5, 5, 2]
@@ -39,28 +39,6 @@ TOKENIZER = small_tokenizer()
 END = TOKENIZER.eos_token_id
 ENDED = [True, False, True, True]
 TOLERANCE = 1e-6
-
-
-class AccumulatingEngine(PlainEngine):
-    """Adds up the gradients of ``parts`` backward passes and leaves the weights as they are."""
-
-    lr_scale = 1.0
-
-    def __init__(self, module: nn.Module, *, parts: int = ROWS // MICRO) -> None:
-        super().__init__(module)
-        self.parts = parts
-        self.backwards = 0
-
-    def backward(self, loss: Tensor) -> None:
-        self.backwards += 1
-        loss.backward()
-
-    def has_overflow(self) -> bool:
-        return False
-
-    def step(self, *, discard: bool = False) -> StepReport:
-        assert self.backwards == self.parts, "a step before all micro-batches are in"
-        return StepReport(0.5, 2.0, is_skipped=discard)
 
 
 def moved(module: nn.Module, *, by: float) -> nn.Module:
@@ -85,9 +63,9 @@ class Run:
             reward.pretrained.score.weight *= 150  # beyond the clip of the scores
         parts = ROWS // MICRO * (2 if ptx_coef else 1)
         models = SeparateModels(
-            AccumulatingEngine(LanguageModel(moved(actor, by=0.0)), parts=parts),
+            TrainingEngine(LanguageModel(moved(actor, by=0.0)), accumulation=parts),
             PlainEngine(LanguageModel(moved(actor, by=0.05))),
-            AccumulatingEngine(moved(scorer, by=0.0)),
+            TrainingEngine(moved(scorer, by=0.0), accumulation=ROWS // MICRO),
             ModelScores(PlainEngine(reward)),
             temperature=1.0,
         )
@@ -228,25 +206,25 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
         return seeds.critic_loss(values, old_values, targets.returns, keep)
 
     for loss, engine in ((actor_loss, models.actor), (critic_loss, models.critic)):
-        norm, slope = along_the_gradient(loss, engine.module)
+        norm, slope = along_the_gradient(loss, engine)
         assert norm == pytest.approx(slope, rel=1e-4)
 
 
-def along_the_gradient(loss: Callable[[], float], module: nn.Module) -> tuple[float, float]:
-    """Norm of a module's gradient, and how fast ``loss`` grows along it; they should be equal.
+def along_the_gradient(loss: Callable[[], float], engine: TrainingEngine) -> tuple[float, float]:
+    """Norm of an engine's gradient, and how fast ``loss`` grows along it; they should be equal.
 
     Norms and softmax of the models are in fp32, whose rounding moves the losses by some 1e-9: at a
     step of 1e-5 that is up to 2e-4 of the slope, at this step 1e-5.
     """
-    weights = [weight for weight in module.parameters() if weight.grad is not None]
-    norm = torch.stack([weight.grad.norm() for weight in weights]).norm().item()
+    (gradients,) = engine.gradients
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
     step, sides = 3e-4, []
     for sign in (+1, -1):
-        for weight in weights:
-            weight.data.add_(weight.grad, alpha=sign * step / norm)
+        for name, gradient in gradients.items():
+            engine.module.get_parameter(name).data.add_(gradient, alpha=sign * step / norm)
         sides.append(loss())
-        for weight in weights:
-            weight.data.sub_(weight.grad, alpha=sign * step / norm)
+        for name, gradient in gradients.items():
+            engine.module.get_parameter(name).data.sub_(gradient, alpha=sign * step / norm)
     return norm, (sides[0] - sides[1]) / (2 * step)
 
 
@@ -270,6 +248,6 @@ def test_the_ptx_mix_adds_its_coefficient_times_the_mean_loss(compose: Compose) 
     assert metrics["ppo/ptx_loss"] == pytest.approx(expected, abs=TOLERANCE)
     loss = nn.functional.cross_entropy(logits_BSV[:, :-1].flatten(0, 1), ids_BS[:, 1:].flatten())
     extra = torch.autograd.grad(27.8 * loss, list(actor.parameters()))
-    before = plain.models.actor.module.parameters()
-    for weight, alone, added in zip(actor.parameters(), before, extra, strict=True):
-        torch.testing.assert_close(weight.grad, alone.grad + added, atol=1e-5, rtol=1e-5)
+    alone, both = (run.models.actor.gradients[0] for run in (plain, mixed))
+    for (name, _), added in zip(actor.named_parameters(), extra, strict=True):
+        torch.testing.assert_close(both[name], alone[name] + added, atol=1e-5, rtol=1e-5)

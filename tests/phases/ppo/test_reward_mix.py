@@ -48,8 +48,11 @@ class Fake:
         """Have no process to end."""
 
 
+Mixed = Callable[..., Any]
+
+
 @pytest.fixture
-def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Callable[..., Any]:
+def mixed(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> Mixed:
     """A mix of fakes, called on three responses whose model scores are 10, 20, 30."""
 
     def called(
@@ -87,7 +90,7 @@ def part(kind: RewardKind = RewardKind.function, **keys: Any) -> RewardTerm:
     return RewardTerm(kind=kind, **keys)
 
 
-def test_the_score_is_the_weighted_sum(mixed: Callable[..., Any]) -> None:
+def test_the_score_is_the_weighted_sum(mixed: Mixed) -> None:
     total, parts, _ = mixed(
         {"mine": [1.0, 2.0, 4.0]}, learned=part(RewardKind.model, weight=0.5), mine=part(weight=-1)
     )
@@ -96,7 +99,7 @@ def test_the_score_is_the_weighted_sum(mixed: Callable[..., Any]) -> None:
     assert not parts.failed_BK.any()
 
 
-def test_a_part_is_asked_with_its_columns(mixed: Callable[..., Any]) -> None:
+def test_a_part_is_asked_with_its_columns(mixed: Mixed) -> None:
     rows = [{"n": 1, "other": 0}, {"n": 2, "other": 0}, {"n": 3, "other": 0}]
     *_, fakes = mixed({"mine": [0.0] * 3}, rows, mine=part(columns=["n"]))
     (asked,) = fakes["mine"].asked
@@ -117,7 +120,7 @@ def test_a_part_is_asked_with_its_columns(mixed: Callable[..., Any]) -> None:
     ],
 )
 def test_a_fallback_replaces_what_failed(
-    outcome: Any, failed: list[bool], why: str, mixed: Callable[..., Any], said: list[str]
+    outcome: Any, failed: list[bool], why: str, mixed: Mixed, said: list[str]
 ) -> None:
     total, parts, _ = mixed({"mine": outcome}, mine=part(fallback=-3, weight=2), times=3)
     assert parts.failed_BK[:, 0].tolist() == failed
@@ -142,7 +145,7 @@ NAN = math.nan
     ],
 )
 def test_criteria_of_a_failed_verdict_get_the_fallback_too(
-    outcome: Any, criteria: list[float], why: str, mixed: Callable[..., Any], said: list[str]
+    outcome: Any, criteria: list[float], why: str, mixed: Mixed, said: list[str]
 ) -> None:
     judge = part(RewardKind.judge, fallback=-3)
     _, parts, _ = mixed({"mine": outcome}, mine=judge, times=2)
@@ -203,14 +206,8 @@ def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e16])
-def test_what_the_reward_model_cannot_score_is_no_zero(
-    bad: float, mixed: Callable[..., Any]
-) -> None:
-    with pytest.raises(RewardError) as caught:
+def test_what_the_reward_model_cannot_score_is_no_zero(bad: float, mixed: Mixed) -> None:
+    why = r"it returned NaN, infinity.* for 2 responses\. The reward model's weights are damaged or"
+    message = rf"^rewards\.learned \(kind=model\) failed in PPO step 7: {why} overflow"
+    with pytest.raises(RewardError, match=message):
         mixed({}, learned=part(RewardKind.model), model=[bad, 2.0, bad])
-    assert str(caught.value).startswith(
-        "rewards.learned (kind=model) failed in PPO step 7: it returned NaN, infinity"
-    )
-    assert "for 2 responses. The reward model's weights are damaged or overflow" in str(
-        caught.value
-    )

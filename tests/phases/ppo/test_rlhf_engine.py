@@ -31,10 +31,11 @@ class NotedEngine(PlainEngine):
         self.given = given
 
 
+Built = Callable[..., RLHFEngine]
+
+
 @pytest.fixture
-def built(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., RLHFEngine]:
+def built(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """An RLHFEngine over models on disk, without training engines."""
     monkeypatch.setattr(rlhf_engine, "build_engine", NotedEngine)
     save_models(tmp_path, policy="some words", reward="some words")
@@ -48,14 +49,12 @@ def built(
     return engine
 
 
-def test_a_run_without_ppo_has_no_engine(built: Callable[..., RLHFEngine]) -> None:
+def test_a_run_without_ppo_has_no_engine(built: Built) -> None:
     with pytest.raises(ConfigError, match="the run trains sft without ppo"):
         built("phase=sft")
 
 
-def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
-    built: Callable[..., RLHFEngine],
-) -> None:
+def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(built: Built) -> None:
     engine = built()
     roles = [engine.actor, engine.models.reference, engine.critic, engine.scores.model]
     assert [e.given["role"] for e in roles] == [
@@ -71,7 +70,7 @@ def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_judge_takes_the_place_of_the_reward_model(built: Callable[..., RLHFEngine]) -> None:
+def test_a_judge_takes_the_place_of_the_reward_model(built: Built) -> None:
     engine = built("model@reward_model=gold", "reward_model.path=null")
     assert [e.given["role"] for e in engine._engines] == [Role.actor, Role.reference, Role.critic]
     assert isinstance(engine.scores, JudgeScores)
@@ -85,33 +84,27 @@ def dropouts(engine: Any) -> float:
     return float(model.config.attention_dropout)
 
 
-def test_actor_and_critic_have_dropout_of_their_own(built: Callable[..., RLHFEngine]) -> None:
+def test_actor_and_critic_have_dropout_of_their_own(built: Built) -> None:
     engine = built("ppo.actor_dropout=0.25", "ppo.critic_dropout=0.5", "model.dropout=0.75")
     assert (dropouts(engine.actor), dropouts(engine.critic)) == (0.25, 0.5)
     assert (dropouts(engine.models.reference), dropouts(engine.scores.model)) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("key", ["model", "reward_model"])
-def test_actor_and_critic_keep_activations_or_not(
-    key: str, built: Callable[..., RLHFEngine]
-) -> None:
+def test_actor_and_critic_keep_activations_or_not(key: str, built: Built) -> None:
     engine = built(f"{key}.gradient_checkpointing=true")
     models = (engine.actor.module, engine.critic.module)
     got = [any(getattr(m, "gradient_checkpointing", False) for m in x.modules()) for x in models]
     assert got == [key == "model", key == "reward_model"]
 
 
-def test_with_adapters_the_reference_is_the_actor_without_them(
-    built: Callable[..., RLHFEngine],
-) -> None:
+def test_with_adapters_the_reference_is_the_actor_without_them(built: Built) -> None:
     assert isinstance(built("lora=default").models.reference, AdapterOff)
     both_learn = built("lora=default", "lora.train_rest=true")
     assert both_learn.models.reference.given["role"] is Role.reference
 
 
-def test_a_teacher_takes_the_place_of_the_reference(
-    built: Callable[..., RLHFEngine], tmp_path: Path
-) -> None:
+def test_a_teacher_takes_the_place_of_the_reference(built: Built, tmp_path: Path) -> None:
     save_models(tmp_path / "other", policy="some words", reward="some words")
     teacher = tmp_path / "other" / "policy"
     (weights,) = teacher.glob("*.safetensors")
@@ -126,26 +119,24 @@ def test_a_teacher_takes_the_place_of_the_reference(
         assert Role.reference in uses, "the plan counts it"
 
 
-def test_a_step_of_the_actor_takes_in_the_corpus(built: Callable[..., RLHFEngine]) -> None:
+def test_a_step_of_the_actor_takes_in_the_corpus(built: Built) -> None:
     sizes = ["ppo.mini_batch_size=64", "ppo.micro_batch_size=16"]
     engine = built(*sizes, "ppo.ptx_coef=1", "ppo.ptx_batch_size=32")
     assert engine.critic.given["plan"].accumulation == 4
     assert engine.actor.given["plan"].accumulation == 4 + 2
 
 
-def test_without_values_there_is_no_critic(built: Callable[..., RLHFEngine]) -> None:
+def test_without_values_there_is_no_critic(built: Built) -> None:
     assert built("ppo.advantage_estimator=reinforce_pp").critic is None
 
 
-def test_prompts_come_as_often_as_they_are_answered(built: Callable[..., RLHFEngine]) -> None:
+def test_prompts_come_as_often_as_they_are_answered(built: Built) -> None:
     batch = built("ppo.responses_per_prompt=2").prompts(["some", "words"])
     assert batch.texts == ["some", "some", "words", "words"]
 
 
 @pytest.mark.parametrize("step", [0, 3])
-def test_prompts_have_the_same_draws_on_any_number_of_ranks(
-    built: Callable[..., RLHFEngine], step: int
-) -> None:
+def test_prompts_have_the_same_draws_on_any_number_of_ranks(built: Built, step: int) -> None:
     engine, texts = built("ppo.responses_per_prompt=2"), ["some", "words", "to", "share"]
     alone = engine.prompts(texts, step=step)
     shares = []

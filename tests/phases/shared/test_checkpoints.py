@@ -78,6 +78,12 @@ class Run:
         monkeypatch.setattr(phase_state, "SHARD_BYTES", 1)  # each tensor gets its own file
         monkeypatch.setattr(atomic.time, "sleep", lambda _: None)
 
+    def steady(self, **checkpoint: Any) -> Checkpoints:
+        """The phase on a drive that refuses nothing, with checkpoints when they are asked for."""
+        self.outage = set()
+        self.phase._config = replace(self.phase._config, **{"every_steps": None} | checkpoint)
+        return self.phase
+
 
 @pytest.fixture
 def run(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -111,23 +117,22 @@ def test_an_alarm_ends_the_run_with_a_checkpoint_of_its_step(
     run: Run, tmp_path: Path, name: AlarmName, steps: list[str]
 ) -> None:
     """Weights that are not finite are not kept."""
-    run.outage = set()
+    phase = run.steady()
     alarm = Alarm("sft", 2, name, "sft/loss", 1.0, "Lower it.")
 
     def log(_: str, step: int, values: Any) -> None:
         if step == alarm.step:
             raise StoppedByAlarmError(alarm)
 
-    run.phase._context.tracker.log = log  # type: ignore[method-assign]
-    run.phase._config = replace(run.phase._config, every_steps=None)
+    phase._context.tracker.log = log  # type: ignore[method-assign]
 
     def take(step: int) -> None:
-        run.phase.log_step({"sft/skipped_steps": 0.0})
-        run.phase._context.requests.wants_checkpoint = step == 1
+        phase.log_step({"sft/skipped_steps": 0.0})
+        phase._context.requests.wants_checkpoint = step == 1
 
     with pytest.raises(StoppedByAlarmError, match=f"alarms.stop has {name}"):
-        deque(map(take, run.phase.steps(4)))
-    assert run.phase.step == len(steps)
+        deque(map(take, phase.steps(4)))
+    assert phase.step == len(steps)
     assert kept(tmp_path) == steps
 
 
@@ -146,17 +151,13 @@ def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> l
 def test_the_last_step_is_a_candidate_if_the_best_is_loaded(
     run: Run, *, loads_best: bool, evaluated: list[int]
 ) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase.loads_best = loads_best
+    run.steady().loads_best = loads_best
     assert steps_of(run, {50: 2.0, 95: 1.0}, every=50, total=95) == evaluated
     assert not [line for line in run.said if "ends with the models" in line]
 
 
 def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase.loads_best = True
+    run.steady().loads_best = True
     seen = []
     for step in run.phase.steps(9):
         if step == 3:
@@ -168,26 +169,21 @@ def test_a_phase_that_ends_early_evaluates_the_step_that_it_ends_at(run: Run) ->
 
 
 def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase._best.patience = 2
+    run.steady()._best.patience = 2
     losses = {1: math.nan, 2: 3.0, 3: math.nan, 4: 2.0, 5: math.nan, 6: math.nan, 7: math.nan}
     assert steps_of(run, losses, every=1, total=9) == [1, 2, 3, 4, 5, 6]
     assert run.said == ["sft: ends after step 6: sft/eval_loss was best after step 4 (2)"]
 
 
 def test_evaluations_of_a_frozen_policy_exhaust_no_patience(run: Run) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase._best.patience = 2
+    run.steady()._best.patience = 2
     for step in run.phase.steps(9):
         run.phase.log_evaluation({"sft/eval_loss": 1.0}, is_resting=step <= 5)
     assert run.said == ["sft: ends after step 7: sft/eval_loss was best after step 1 (1)"]
 
 
 def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
-    run.phase._config = replace(run.phase._config, every_steps=None)
-    run.phase._best.patience = 2
+    run.steady()._best.patience = 2
     assert steps_of(run, dict.fromkeys(range(9), math.nan), every=1, total=9) == [1, 2]
     assert run.said == ["sft: ends after step 2: sft/eval_loss was never a number"]
 
@@ -195,21 +191,15 @@ def test_patience_ends_a_phase_whose_loss_never_was_a_number(run: Run) -> None:
 def test_a_checkpoint_that_was_due_at_a_skipped_step_is_written_after_it(
     run: Run, tmp_path: Path
 ) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=10)
-    for step in run.phase.steps(40):
+    for step in run.steady(every_steps=10).steps(40):
         run.phase.log_step({"sft/skipped_steps": float(step in {10, 20, 21, 30})})
-    assert [int(folder.name[5:]) for folder in reversed(checkpoint_folders(tmp_path / "sft"))] == [
-        *(11, 22, 31, 40)
-    ]
+    assert kept(tmp_path) == ["11", "22", "31", "40"]
 
 
 def test_steps_with_one_of_many_updates_skipped_do_not_end_the_phase(
     run: Run, tmp_path: Path
 ) -> None:
-    run.outage = set()
-    run.phase._config = replace(run.phase._config, every_steps=10, most_skipped=3)
-    for _ in run.phase.steps(20):
+    for _ in run.steady(every_steps=10, most_skipped=3).steps(20):
         run.phase.log_step({"sft/skipped_steps": 1.0}, optimizer_steps=16)
     assert len(checkpoint_folders(tmp_path / "sft")) == 2
     for _ in range(2):

@@ -68,10 +68,11 @@ class NoAnswers:
         return Responses(torch.full_like(keep_BT, 7, dtype=torch.long), keep_BT, ended_B)
 
 
+Made = Callable[..., tuple[RunContext, Notes]]
+
+
 @pytest.fixture
-def made(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[RunContext, Notes]]:
+def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     options = ["phase=ppo", "rollout.max_response_tokens=3", "rollout.max_prompt_tokens=200"]
     return lambda *more: run_context(compose, tmp_path, monkeypatch, *options, *more)
 
@@ -81,9 +82,7 @@ def held_out_of(context: RunContext) -> HeldOutPrompts:
 
 
 @pytest.mark.parametrize(("num_prompts", "micro"), [(1, 2), (100, 1), (100, 3)])
-def test_each_prompt_counts_once(
-    made: Callable[..., tuple[RunContext, Notes]], micro: int, num_prompts: int
-) -> None:
+def test_each_prompt_counts_once(made: Made, micro: int, num_prompts: int) -> None:
     context, _ = made()
     held_out, rollout = held_out_of(context), Answers()
     policy = AnsweringPolicy(None, rollout, NoAnswers(), FixedModels(), micro)
@@ -109,9 +108,7 @@ def test_each_prompt_counts_once(
     assert list(rollout.seen.values()) == [held_out.records[row].prompt for row in rows]
 
 
-def test_gold_scores_are_those_of_the_texts(
-    made: Callable[..., tuple[RunContext, Notes]],
-) -> None:
+def test_gold_scores_are_those_of_the_texts(made: Made) -> None:
     context, _ = made()
     context = replace(context, judge=LengthJudge())
     held_out = held_out_of(context)
@@ -119,14 +116,10 @@ def test_gold_scores_are_those_of_the_texts(
     result = evaluate_policy(context, policy, held_out, num_prompts=100)
     letters = len(context.tokenizer.decode([7]))
     prompts = [held_out.records[row].prompt for row in held_out.examples["row"]]
-    golds = [
-        letters * (1 if len(ids) % 2 == 0 else 3)
-        + (100 if len(ids) % 2 == 0 else 0)
-        + 1000 * len(p)
-        for ids, p in zip(held_out.examples["ids"], prompts, strict=True)
-    ]
-    assert result.means["gold/gold"] == pytest.approx(sum(golds) / len(golds))
     ended = [len(ids) % 2 == 0 for ids in held_out.examples["ids"]]
+    pairs = zip(ended, prompts, strict=True)
+    golds = [(letters + 100 if ends else 3 * letters) + 1000 * len(p) for ends, p in pairs]
+    assert result.means["gold/gold"] == pytest.approx(sum(golds) / len(golds))
     assert result.means["gold/exact"] == pytest.approx(sum(ended) / len(ended))
     assert result.means["greedy"] == 0, "the greedy answers are others"
     entries = result.results(context.config, "before")
@@ -140,9 +133,7 @@ def test_gold_scores_are_those_of_the_texts(
     assert values["ppo/eval_correct"] == 0.5
 
 
-def test_samples_are_the_answers_to_the_same_prompts_at_every_step(
-    made: Callable[..., tuple[RunContext, Notes]],
-) -> None:
+def test_samples_are_the_answers_to_the_same_prompts_at_every_step(made: Made) -> None:
     context, _ = made()
     held_out = held_out_of(context)
     policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 3)
