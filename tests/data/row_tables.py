@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,22 @@ def write(path: Path, rows: Rows) -> Path:
     return path
 
 
+def pairs_of(name: str, count: int = 2) -> Rows:
+    return [{"prompt": f"{name}{n}:", "chosen": " yes", "rejected": " no"} for n in range(count)]
+
+
+def prompts(records: Iterable[Record] | None) -> list[str | None]:
+    return [record.prompt for record in records or []]
+
+
+def load(path: object, **changes: Any) -> RawDataset:
+    (dataset,) = load_datasets(config_of(path, **changes), seed=0)
+    return dataset
+
+
 def read(file: Path, rows: Rows, **entry: Any) -> RawDataset:
     """Write rows to a file, and read it as a named set."""
-    named = {"mine": DatasetConfig(path=str(write(file, rows)), **entry)}
-    (found,) = load_datasets(config_of(None, sets=named, source=Source.local), seed=0)
-    return found
+    return load(None, sets={"mine": DatasetConfig(path=str(write(file, rows)), **entry)})
 
 
 class Each(list[Any]):

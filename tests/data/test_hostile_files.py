@@ -17,7 +17,7 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.tables import read_table_rows
 from rlhf.options.ptx.corpus import load_ptx_texts
-from tests.data.test_reading import config_of, load, rows_of, write
+from tests.data.row_tables import config_of, load, pairs_of, write
 from tests.fuzz.case import Case, Verdict, judged
 
 
@@ -55,14 +55,16 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("state.json", "[]"),
-        ("dataset_info.json", "{"),
-        ("state.json", "{}"),
-        ("state.json", '{"_data_files": 5}'),
+        ("train/state.json", "[]"),
+        ("train/dataset_info.json", "{"),
+        ("train/state.json", "{}"),
+        ("train/state.json", '{"_data_files": 5}'),
+        ("dataset_dict.json", '{"splits": ["train", "gone"]}'),
     ],
 )
 def test_damaged_save_to_disk_folders(file: str, content: str, tmp_path: Path) -> None:
-    datasets.Dataset.from_list(rows_of("a")).save_to_disk(tmp_path / "saved")
+    rows = datasets.Dataset.from_list(pairs_of("a"))
+    datasets.DatasetDict(train=rows).save_to_disk(tmp_path / "saved")
     (tmp_path / "saved" / file).write_text(content)
     with pytest.raises(DataError, match="not a readable save_to_disk folder"):
         load(tmp_path / "saved")
@@ -112,14 +114,14 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
     [("FIFO", "state.json"), ("link to a device", "data-00000-of-00001.arrow")],
 )
 def test_saved_folders_hold_regular_files(kind: str, name: str, tmp_path: Path) -> None:
-    datasets.Dataset.from_list(rows_of("a")).save_to_disk(tmp_path / "saved")
+    datasets.Dataset.from_list(pairs_of("a")).save_to_disk(tmp_path / "saved")
     (tmp_path / "saved" / name).unlink()
     SPECIAL[kind](tmp_path / "saved" / name)
     assert f"{name}: must be a regular file" in refusal(lambda: load(tmp_path / "saved"))
 
 
 def test_held_out_files_are_regular_files(tmp_path: Path) -> None:
-    good = write(tmp_path / "a.jsonl", rows_of("a"))
+    good = write(tmp_path / "a.jsonl", pairs_of("a"))
     os.mkfifo(tmp_path / "pipe.jsonl")
     message = f"{tmp_path / 'pipe.jsonl'}: must be a file or a folder."
     assert refusal(lambda: load(good, eval_path=str(tmp_path / "pipe.jsonl"))) == message
@@ -133,7 +135,7 @@ def test_held_out_files_are_regular_files(tmp_path: Path) -> None:
     ],
 )
 def test_paths_that_cannot_be(path: str, message: str, tmp_path: Path) -> None:
-    good = str(write(tmp_path / "a.jsonl", rows_of("a")))
+    good = str(write(tmp_path / "a.jsonl", pairs_of("a")))
     named = {"mine": DatasetConfig(path=path)}
     for key, act in {
         "data.path": lambda: load(path),

@@ -25,7 +25,7 @@ from rlhf.data.splits import PhaseData, blend_datasets, divide_over_phases
 from rlhf.data.stored import StoredRecords, pack_records, take
 from rlhf.data.tokens import Limit, TokensOnDemand, is_byte_level, tokenise
 from rlhf.models.tokenizers import train_tokenizer
-from tests.data.test_reading import Rows, config_of, write
+from tests.data.row_tables import Rows, config_of, write
 
 HI = [{"role": "user", "content": f"Hi {n}\r\n"} for n in range(40)]
 ONE = {"role": "assistant", "content": "one\u0301 "}

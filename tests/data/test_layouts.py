@@ -63,6 +63,7 @@ def test_the_table_has_every_layout(tmp_path: Path) -> None:
 # Files; of the same rows where their form allows it. Another form is another row.
 NESTED = ("messages, several turns #14", "UltraFeedback", "ShareGPT, preference #7", "verl #21")
 FLAT = ("texts that look like missing values #32", "Alpaca #8", "SHP", "HelpSteer 2 #3")
+FLAT += ("texts with quotes, commas and ends of lines",)
 FORMS = {
     "rows.jsonl": NESTED + FLAT,
     "rows.json": NESTED + FLAT,

@@ -16,7 +16,7 @@ from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from tests.conftest import Compose
-from tests.data.test_reading import config_of
+from tests.data.row_tables import config_of
 
 MARGIN = "reward.margin_column=strength"
 SCORES = ["reward.loss=regression", "reward.score_columns=[good,bad]"]

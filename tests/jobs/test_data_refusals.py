@@ -33,7 +33,7 @@ KINDS = {"prompts": PROMPTS, "answers": ANSWERS, "pairs": PAIRS, "long": LONG}
 # The file, its content, overrides, and a text of the refusal.
 BAD: list[tuple[str, bytes, str, str]] = [
     ("a.csv", b"prompt;chosen\na;b;c\n", "", "row 1: 3 fields .* separated by ';'"),
-    ("a.jsonl", b"", "data.path={file}x", "no such file or folder.* data.size=EXAM"),
+    ("a.jsonl", b"", "data.path={file}x", "no such file or .* needs data=hub; .* data.size=EXAM"),
     ("a.jsonl", b"", "data.path=samples:x", "no such sample; choose"),
     ("a.csv", b"text\n", CORPUS, "holds no text"),
     ("a.jsonl", lines(*PAIRS[:1]) * 60, "", "has 1 examples. Divided by"),
