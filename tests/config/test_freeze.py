@@ -14,7 +14,6 @@ from rlhf.config.freeze import (
     apply_resume_overrides,
     load_frozen_config,
     load_run,
-    read_frozen_keys,
     to_run_config,
     write_frozen_config,
 )
@@ -133,41 +132,24 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "told"),
     [
-        ("ppo.steps=4", "ppo.steps=3"),
-        ("model@reward_model=tiny", "reward_model.init=sft"),
-        ("+model.architecture.rope_theta=10", "model.architecture.rope_theta=null"),
-        ("run_dir=elsewhere", "run_dir=null"),
-        ("data=local", "data.source=synthetic"),
-    ],
-)
-def test_resume_refuses_a_change_by_name(change: str, kept: str, compose: Compose) -> None:
-    frozen = to_run_config(compose(["experiment=smoke"]))
-    overrides = ["resume=runs/latest", change]
-    message = re.escape(f"{change}: the run was started with {kept}, which resume cannot change")
-    with pytest.raises(ConfigError, match=message):
-        apply_resume_overrides(frozen, compose(overrides), overrides)
-
-
-@pytest.mark.parametrize(
-    ("change", "way"),
-    [
+        ("ppo.steps=4", "the run was started with ppo.steps=3, which resume cannot change"),
+        ("model@reward_model=tiny", "the run was started with reward_model.init=sft, which resume"),
+        ("run_dir=elsewhere", "the run was started with run_dir=null, which resume cannot change"),
+        ("data=local", "the run was started with data.source=synthetic, which resume cannot"),
+        (
+            "+model.architecture.rope_theta=10",
+            "the run was started with model.architecture.rope_theta=null, which resume cannot",
+        ),
         ("rollout=hf", "start a new run with from_run=runs/latest rollout=hf"),
         ("sft.lr=1", "start a new run without resume"),
     ],
 )
-def test_resume_names_the_way_that_works(change: str, way: str, compose: Compose) -> None:
+def test_resume_refuses_a_change_with_the_way_that_works(
+    change: str, told: str, compose: Compose
+) -> None:
     frozen = to_run_config(compose(["experiment=smoke"]))
     overrides = ["resume=runs/latest", change]
-    with pytest.raises(ConfigError, match=way):
+    with pytest.raises(ConfigError, match=f"^{re.escape(change)}: .*{re.escape(told)}"):
         apply_resume_overrides(frozen, compose(overrides), overrides)
-
-
-def test_a_config_of_others_cannot_read_the_environment(compose: Compose, tmp_path: Path) -> None:
-    write_frozen_config(to_run_config(compose([])), tmp_path)
-    path = tmp_path / "config.yaml"
-    path.write_text(path.read_text().replace("name: default", "name: ${oc.env:HOME}"))
-    for read in (load_frozen_config, read_frozen_keys):
-        with pytest.raises(CheckpointError, match=r"config\.yaml .* it has an interpolation"):
-            read(tmp_path)

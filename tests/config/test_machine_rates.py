@@ -19,7 +19,6 @@ from rlhf.base.cpu import (
     num_usable_cores,
     usable_isa,
 )
-from rlhf.base.errors import ConfigError
 from rlhf.config import machine_rates
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_rates import (
@@ -140,14 +139,6 @@ def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")
     store_rates(cpu_rates())
     assert not cpu_rates().is_measured
-
-
-@pytest.mark.parametrize("key", ["peak_tflops", "fp32_tflops", "memory_bandwidth_gb"])
-def test_rates_of_gpus_are_not_measured(key: str, compose: Compose) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"hardware\.{key}=null: only rates of a CPU are measured"
-    ):
-        run_of(compose, "hardware=a100_80g", f"hardware.{key}=null")
 
 
 @pytest.mark.parametrize(("limit", "jobs"), [(None, 1), (10**6, 1), (10**6, 8)])

@@ -68,6 +68,16 @@ TYPED = {
 NAMED = [(program, name) for program, names in TYPED.items() for name in names.split()]
 
 MEANT = {
+    "cliprange": "ppo.cliprange",
+    "lr": "sft.lr or reward.lr or dpo.lr or ppo.actor_lr or ppo.critic_lr",
+    "model@reward_modl": "model@reward_model",
+    "ppo.kl_coef": "ppo.kl_ctl",
+    "ppo.lr": "ppo.actor_lr or ppo.critic_lr",
+    "ppo.batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
+    "ppo.group_size": "ppo.responses_per_prompt",
+    "algorithm": "experiment=grpo or ppo.advantage_estimator=VALUE",
+    "precision": "hardware.dtype",
+    "bf16": "hardware.dtype=bf16",
     "kl_coef": "ppo.kl_ctl",
     "ppo.beta": "ppo.kl_ctl",
     "dpo.learning_rate": "dpo.lr",

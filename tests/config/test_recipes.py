@@ -8,8 +8,6 @@ from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.reading import load_datasets
-from rlhf.data.splits import divide_over_phases
 from rlhf.options.lora.keys import LoraRole
 from tests.config.test_compose import check_experiment
 from tests.conftest import Compose
@@ -137,20 +135,6 @@ def check_data(name: str, config: RunConfig) -> None:
         assert weight == pytest.approx(taken)
     else:
         assert not sets
-
-
-@pytest.mark.parametrize("language", ["english", "chinese", "japanese"])
-def test_samples_fill_a_batch_of_each_phase(language: str, compose: Compose) -> None:
-    config = to_run_config(compose([f"experiment=sample_{language}"]))
-    data = config.data
-    datasets = load_datasets(data, seed=config.seed)
-    parts = divide_over_phases(
-        datasets, split=data.split, eval_share=data.eval_share, seed=config.seed
-    )
-    sizes = {phase: sum(len(part.train) for part in parts[phase]) for phase in parts}
-    assert sizes[Phase.sft] >= config.sft.batch_size
-    assert sizes[Phase.reward] >= config.reward.batch_size
-    assert sizes[Phase.ppo] >= config.ppo.rollout_batch_size
 
 
 @pytest.mark.parametrize("name", DPO_SCRIPTS)

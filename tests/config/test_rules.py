@@ -23,7 +23,6 @@ from rlhf.config.batches import (
     rollout_plan,
 )
 from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types, to_hydra_override
 from rlhf.config.roles import has_reward_model, reward_key_by_column, reward_model_base
@@ -96,20 +95,6 @@ def test_texts_have_no_control_characters(word: str, message: str, compose: Comp
 def test_ordinary_texts_are_allowed(compose: Compose) -> None:
     config = to_run_config(compose(['rollout.stop=["\n\n","\tx"]', "name='日本 👩\u200d💻 é'"]))
     assert config.rollout.stop == ["\n\n", "\tx"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model.path=null", "reward_model.path=null"],
-        ["reward_model.dropout=0.1", "reward_model.gradient_checkpointing=true"],
-        ["model@reward_model=pretrained", "reward_model.path=/x", "reward_model.attention=eager"],
-        ["phase=sft", "ppo=vapo", "rollout.temperature=0.7", "tracking.log_every=2"],  # a preset
-        ["phase=sft", "environment.max_failures=3", "checkpoint.keep=2"],
-    ],
-)
-def test_a_key_that_is_read_is_taken(words: list[str], compose: Compose) -> None:
-    refuse_unread_keys(to_run_config(compose(words)), words)
 
 
 # ---- divisions
@@ -222,15 +207,3 @@ def test_the_reward_phase_keeps_the_columns_that_its_loss_reads(compose: Compose
     scores = "reward.score_columns=[score_chosen,score_rejected]"
     config = to_run_config(compose(["reward.loss=regression", scores, *LOCAL]))
     assert set(reward_key_by_column(config)) == {"score_chosen", "score_rejected"}
-
-
-def test_the_judge_scores_its_own_task_only(compose: Compose) -> None:
-    to_run_config(compose(RULE))
-    with pytest.raises(ConfigError, match=r"with data\.source=local: the judge scores the prompts"):
-        to_run_config(compose([*RULE, *LOCAL]))
-
-
-def test_reward_model_of_its_own_has_its_own_length(compose: Compose) -> None:
-    own = ["model=opt_125m", "model@reward_model=tiny", "reward.max_tokens=1025"]
-    with pytest.raises(ConfigError, match=r"\(reward_model\.architecture\.max_position_embed"):
-        to_run_config(compose(own))

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,17 +40,11 @@ def config(compose: Compose) -> MakeConfig:
     return lambda *overrides: to_run_config(compose(list(overrides)))
 
 
-def test_directory_has_the_name_and_the_time(config: MakeConfig) -> None:
-    run_dir = make_run_dir(config("name=mine"), job_dir=None, now=NOW)
-    assert run_dir == Path("runs/mine") / STAMP
-    assert run_dir.is_dir()
-    assert os.readlink("runs/latest") == f"mine/{STAMP}"
-
-
-def test_same_second_gets_a_number(config: MakeConfig) -> None:
-    names = [make_run_dir(config(), job_dir=None, now=NOW).name for _ in range(3)]
-    assert names == [STAMP, f"{STAMP}-2", f"{STAMP}-3"]
-    assert Path("runs/latest").resolve().name == f"{STAMP}-3"
+def test_directory_has_the_name_the_time_and_a_number(config: MakeConfig) -> None:
+    made = [make_run_dir(config("name=mine"), job_dir=None, now=NOW) for _ in range(3)]
+    assert made == [Path("runs/mine") / (STAMP + number) for number in ("", "-2", "-3")]
+    assert made[0].is_dir()
+    assert os.readlink("runs/latest") == f"mine/{STAMP}-3"
 
 
 def test_job_of_a_sweep_keeps_its_directory(config: MakeConfig, tmp_path: Path) -> None:
@@ -59,34 +54,24 @@ def test_job_of_a_sweep_keeps_its_directory(config: MakeConfig, tmp_path: Path) 
     assert Path("runs/latest").resolve() == job_dir
 
 
-def test_explicit_directory_outside_runs_has_no_link(config: MakeConfig, tmp_path: Path) -> None:
-    wanted = tmp_path / "deep" / "er"
-    assert make_run_dir(config(f"run_dir={wanted}"), job_dir=tmp_path, now=NOW) == wanted
-    assert wanted.is_dir()
-    assert not Path("runs").exists()
-
-
-def test_explicit_directory_in_runs_is_linked(config: MakeConfig) -> None:
-    assert make_run_dir(config("run_dir=runs/mine"), job_dir=None, now=NOW) == Path("runs/mine")
-    assert os.readlink("runs/latest") == "mine"
-
-
-def test_home_is_expanded(
-    config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("asked", "made", "link"),
+    [
+        ("deep/er", "deep/er", None),
+        ("runs/mine", "runs/mine", "mine"),
+        ("'~/mine'", "home/mine", None),
+    ],
+)
+def test_an_explicit_directory_is_taken_and_linked_if_in_runs(
+    asked: str, made: str, link: str | None, config: MakeConfig, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert make_run_dir(config("run_dir='~/mine'"), job_dir=None, now=NOW) == tmp_path / "mine"
-
-
-def test_existing_folder_without_a_run_is_taken(config: MakeConfig) -> None:
-    Path("mine").mkdir()
-    assert make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW) == Path("mine")
-
-
-def test_directory_of_a_run_is_refused(config: MakeConfig) -> None:
-    write_frozen_config(config(), make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW))
-    with pytest.raises(ConfigError, match=r"run_dir=mine already holds a run: .* resume=mine"):
-        make_run_dir(config("run_dir=mine"), job_dir=None, now=NOW)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for _ in range(2):  # an existing folder without a run is taken too
+        found = make_run_dir(config(f"run_dir={asked}"), job_dir=tmp_path, now=NOW)
+        assert found.resolve() == tmp_path / made
+    assert found.is_dir()
+    latest = Path("runs/latest")
+    assert (os.readlink(latest) if latest.is_symlink() else None) == link
 
 
 def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path) -> None:
@@ -103,8 +88,9 @@ def test_a_command_that_is_started_again_finds_its_run(config: MakeConfig) -> No
     first = make_run_dir(asked, job_dir=None, now=NOW, continues=True)
     write_frozen_config(asked, first)
     assert make_run_dir(asked, job_dir=None, now=NOW, continues=True) == first == Path("mine")
-    with pytest.raises(ConfigError, match="run_dir=mine already holds a run"):
-        make_run_dir(config("run_dir=mine", "seed=2"), job_dir=None, now=NOW, continues=True)
+    for words, continues in ((["seed=2"], True), ([], False)):
+        with pytest.raises(ConfigError, match=r"run_dir=mine already holds a run: .* resume=mine"):
+            make_run_dir(config("run_dir=mine", *words), job_dir=None, now=NOW, continues=continues)
 
 
 @pytest.mark.parametrize("overrides", [["run_dir=runs/a/b"], []])

@@ -205,7 +205,7 @@ def test_columns_of_every_set_are_checked_before_any_is_read() -> None:
 def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
     language: str, compose: Compose
 ) -> None:
-    config = to_run_config(compose([f"data=sample_{language}"]))
+    config = to_run_config(compose([f"experiment=sample_{language}"]))
     (dataset,) = load_datasets(config.data, seed=config.seed)
     assert (len(dataset.train), dataset.eval, dataset.left_out) == (24, None, {})
     assert len({record.prompt for record in dataset.train}) == 24
@@ -222,6 +222,7 @@ def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
     parts = divide_over_phases(
         [dataset], split=config.data.split, eval_share=config.data.eval_share, seed=1
     )
-    for (part,) in parts.values():
-        assert len(part.train) >= 4
+    batches = (config.sft.batch_size, config.reward.batch_size, config.ppo.rollout_batch_size)
+    for (part,), batch in zip(parts.values(), batches, strict=True):
+        assert len(part.train) >= batch
         assert part.eval

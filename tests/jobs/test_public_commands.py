@@ -11,40 +11,18 @@ from pathlib import Path
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 
 from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import CapabilityError, RlhfError
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
-from rlhf.config.hydra_errors import explain_hydra_error, refuse_unknown_flags, to_hydra_override
+from rlhf.config.hydra_errors import refuse_unknown_flags
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
 from rlhf.run.finished_phase import finish_phase, verify_phase
 from rlhf.run.results import read_phase_result
 from tests.conftest import Compose
 from tests.plan.planned import run_of
-
-# Row of the list, a word of a command, and a part of the refusal.
-REFUSED_WORDS: list[tuple[float, str, str]] = [
-    (58, "data.path=/a/b=c d.jsonl", "to pass text, write \"data.path='/a/b=c d.jsonl'\""),
-    (58.1, "data.path=/a/文 本.jsonl", "to pass text, write \"data.path='/a/文 本.jsonl'\""),
-    (59, "seed=1,2", "seed=1,2"),
-    (60, "seed=interval(1,2)", "seed=interval(1,2)"),
-    (63, "++ppo.cliprang=1", "ppo.cliprang"),
-    (63.1, "~sft.learning_rate", "sft.learning_rate"),
-    (71, "name=../../etc", "name=../../etc: must be the name of a folder in runs/"),
-    (71.1, "name=my run: 100% (v1)", "to pass text, write \"name='my run: 100% (v1)'\""),
-]
-
-
-@pytest.mark.parametrize(("case", "word", "told"), REFUSED_WORDS)
-def test_words_are_refused_in_words(case: float, word: str, told: str, compose: Compose) -> None:
-    with pytest.raises((RlhfError, HydraException, ValueError)) as refused:
-        to_run_config(compose([to_hydra_override(word)]))
-    error = refused.value
-    ours = error if isinstance(error, RlhfError) else explain_hydra_error(error, [word])
-    assert told in str(ours)
 
 
 @pytest.mark.parametrize("path", ["/a/b=c d.jsonl", "/a/文 本.jsonl", "/a/b(1)[2].jsonl"])
