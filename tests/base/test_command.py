@@ -8,7 +8,12 @@ import subprocess
 
 import pytest
 
-from rlhf.base.command import Result, build_command_parser, run_to_exit_code
+from rlhf.base.command import (
+    Result,
+    build_command_parser,
+    run_to_exit_code,
+    set_cuda_allocator,
+)
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import convert_drive_errors
 from tests.documents import read_document
@@ -75,3 +80,19 @@ def test_a_bug_keeps_its_traceback() -> None:
         raise FileNotFoundError(errno.ENOENT, "No such file")  # as of a process
     with pytest.raises(PermissionError), convert_drive_errors():  # as of a port, which has no file
         raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {}),
+    ],
+)
+def test_the_users_allocator_stays(
+    given: dict[str, str], added: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    set_cuda_allocator()
+    assert os.environ == given | added

@@ -153,6 +153,7 @@ def test_common_names_are_answered_with_keys(form: str) -> None:
         ("-m seed=1,2 --zero-stage=2", "--zero-stage: keys are .*; did you mean zero=stage2[?]"),
         ("--ema_beta --seed 3", "--ema_beta: keys are .*; did you mean ppo.ema_beta=VALUE[?]"),
         ("--lora_rank 8", ".*; did you mean lora=default lora.rank=8[?]"),
+        ("--deepspeed_config ds.json", "--deepspeed_config.* zero="),
         ("--qqq", "--qqq: keys are written key=value, without dashes$"),
     ],
 )
@@ -167,7 +168,8 @@ def test_keys_behind_a_flag_that_follows_keys_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["-m seed=1,2", "--cfg job", "--help", "-sc install=bash", "data.x=--a", "~seed"]
+    "words",
+    "-m seed=1,2|--cfg job|--help|-sc install=bash|data.x=--a|~seed|--config-dir /a".split("|"),
 )
 def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
     refuse_unknown_flags(words.split())

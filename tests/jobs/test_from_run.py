@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
@@ -59,6 +59,21 @@ def test_what_the_finished_run_determines_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"the run determines seed, model, reward_model, sft, "):
         taken(compose, source, word)
+
+
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("", "the run has finished none of the phases that sft starts from"),
+        ("nowhere", "is not the directory of a run: it has no config"),
+    ],
+)
+def test_a_run_without_a_phase_to_take_is_refused(
+    folder: str, told: str, compose: Compose, source: Path
+) -> None:
+    words = ["phase=sft"]
+    with pytest.raises(RlhfError, match=told):
+        copy_keys_of_source_run(compose(words), source / folder, [Phase.sft], words)
 
 
 def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(

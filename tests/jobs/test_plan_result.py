@@ -1,6 +1,7 @@
 """The plan as one JSON document: ``python launch.py ... plan=only --json``."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,43 +9,33 @@ import pytest
 import launch as app
 from tests.documents import read_document
 
-Capture = pytest.CaptureFixture[str]
+Planned = Callable[[str, int], dict[str, Any]]
 
 
 @pytest.fixture
-def _launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch in this process, which keeps its own settings."""
-    monkeypatch.setattr(app, "set_up_process", lambda: None)
+def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Planned:
+    """Launch in this process, which keeps its own settings; return the document."""
+
+    def launched(words: str, code: int) -> dict[str, Any]:
+        monkeypatch.setattr(app, "set_up_process", lambda: None)
+        monkeypatch.setattr(sys, "argv", ["launch.py", *words.split(), "--json"])
+        assert app.launch() == code
+        return read_document("plan", capsys.readouterr().out)
+
+    return launched
 
 
-def planned(
-    words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> dict[str, Any]:
-    monkeypatch.setattr(sys, "argv", ["launch.py", *words.split(), "--json"])
-    assert app.launch() == code
-    return read_document("plan", capsys.readouterr().out)
-
-
-@pytest.mark.usefixtures("_launched")
-def test_a_plan_that_does_not_fit_has_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    words = "phase=sft model=opt_13b hardware=a100_40g zero=stage0 plan=only"
-    plan = planned(words, 2, monkeypatch, capsys)
+def test_a_plan_is_one_document(planned: Planned) -> None:
+    plan = planned("experiment=smoke plan=only", 0)
+    assert plan["fits"]
+    assert plan["hours"] > 0
+    plan = planned("phase=sft model=opt_13b hardware=a100_40g zero=stage0 plan=only", 2)
     assert list(plan["phases"]) == ["sft"]
     assert not plan["fits"]
     assert (plan["error"]["key"], plan["error"]["value"]) == ("plan", "only")
     assert plan["reason"] in plan["error"]["message"]
 
 
-@pytest.mark.usefixtures("_launched")
-def test_a_plan_that_fits_is_one_document(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    plan = planned("experiment=smoke plan=only", 0, monkeypatch, capsys)
-    assert plan["fits"]
-    assert plan["hours"] > 0
-
-
-@pytest.mark.usefixtures("_launched")
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
@@ -55,7 +46,7 @@ def test_a_plan_that_fits_is_one_document(monkeypatch: pytest.MonkeyPatch, capsy
     ],
 )
 def test_a_refusal_is_one_document(
-    words: str, key: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    words: str, key: str, value: str | None, planned: Planned
 ) -> None:
-    found = planned(words, 2, monkeypatch, capsys)["error"]
+    found = planned(words, 2)["error"]
     assert (found["key"], found["value"]) == (key, value)

@@ -13,10 +13,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlhf.base.command import survive_output_errors
-from rlhf.base.errors import CapabilityError, RlhfError
+from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
-from rlhf.config.hydra_errors import refuse_unknown_flags
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
 from rlhf.run.finished_phase import finish_phase, verify_phase
@@ -29,12 +28,6 @@ from tests.plan.planned import run_of
 def test_quoted_paths_are_texts(path: str, compose: Compose) -> None:
     words = ["data=local", f"data.path='{path}'"]  # 58
     assert to_run_config(compose(words)).data.path == path
-
-
-def test_options_of_other_launchers_are_refused_with_ours() -> None:
-    with pytest.raises(RlhfError, match=r"unknown option --deepspeed_config.* zero="):
-        refuse_unknown_flags(["--deepspeed_config", "ds.json"])  # 63
-    refuse_unknown_flags(["--config-dir", "/a", "hydra.run.dir=/b"])
 
 
 # Row, the word of a sweep, and its jobs.

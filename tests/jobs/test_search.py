@@ -114,37 +114,28 @@ def test_trial_of_a_search_that_was_killed_before_it_had_values_is_given_them(
     assert f"seed={trial.params['seed']}" in commands[0]
 
 
-def test_solutions_have_the_objectives_all_ties_and_values_instead_of_texts(tmp_path: Path) -> None:
+def test_solutions_are_the_numbers_that_their_runs_had(tmp_path: Path) -> None:
     made = searcher(tmp_path, maximize=["ppo.gold_after"], minimize=["ppo.kl_after"])
-    choices = CategoricalDistribution(["1", "2", "null"])
-    for choice, values in (("1", [0.0, 2.0]), ("2", [0.0, 1.0]), ("null", [0.0, 1.0])):
-        trial = create_trial(
-            params={"ppo.ppo_epochs": choice},
-            distributions={"ppo.ppo_epochs": choices},
-            values=values,
-        )
+    space = {
+        "ppo.ppo_epochs": CategoricalDistribution(["1", "2", "null"]),
+        "ppo.kl_ctl": FloatDistribution(1e-6, 1.0),
+        "ppo.actor_lr": FloatDistribution(1e-6, 1.0),
+    }
+    for choice, kl in (("1", 2.0), ("2", 1.0), ("null", 1.0)):
+        chosen = dict(zip(space, (choice, 0.123456789, 0.0000123456), strict=True))
+        trial = create_trial(params=chosen, distributions=space, values=[0.0, kl])
         made._study.add_trial(trial)
     write_solutions(made._search, made._study.best_trials)
     content = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
     assert (content["maximize"], content["minimize"]) == (["ppo.gold_after"], ["ppo.kl_after"])
     found = {each["trial"]: each["best_evaluated_params"] for each in content["solutions"]}
-    assert found == {1: {"ppo.ppo_epochs": 2}, 2: {"ppo.ppo_epochs": None}}
+    numbers = {"ppo.kl_ctl": 0.1235, "ppo.actor_lr": 1.235e-5}
+    assert found == {n: {"ppo.ppo_epochs": e, **numbers} for n, e in ((1, 2), (2, None))}
 
 
-def test_solutions_are_the_numbers_that_their_runs_had(tmp_path: Path) -> None:
-    made = searcher(tmp_path)
-    made._study.add_trial(
-        create_trial(
-            params={"ppo.kl_ctl": 0.123456789, "ppo.actor_lr": 0.0000123456},
-            distributions={
-                name: FloatDistribution(1e-6, 1.0) for name in ("ppo.kl_ctl", "ppo.actor_lr")
-            },
-            values=[1.0],
-        )
-    )
-    write_solutions(made._search, made._study.best_trials)
-    (best,) = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["solutions"]
-    assert best["best_evaluated_params"] == {"ppo.kl_ctl": 0.1235, "ppo.actor_lr": 1.235e-5}
+def running(made: Searcher, folder: Path) -> RunningTrial:
+    growing = GrowingFile(folder / "metrics.jsonl", METRICS)
+    return RunningTrial(made._study.ask(), 0, None, folder, growing)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -159,13 +150,11 @@ def test_pruning_knows_which_way_its_metric_is_better(
     goal: dict[str, Any], metric: str, reported: list[float], tmp_path: Path
 ) -> None:
     made = searcher(tmp_path, prune=PruneConfig(metric=metric), **goal)
-    trial = made._study.ask()
-    growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
-    running = RunningTrial(trial, 0, None, tmp_path, growing)  # type: ignore[arg-type]
+    trial = running(made, tmp_path)
     for step, value in enumerate((0.5, 0.7), start=1):
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"phase": "ppo", "step": step, metric: value}) + "\n")
-        made._report_and_check_pruning(running)
+        made._report_and_check_pruning(trial)
     assert list(made._study.trials[0].intermediate_values.values()) == reported
 
 
@@ -202,10 +191,9 @@ def test_trial_that_is_worse_than_the_median_report_and_should_prune(
         '{"phase": "sft", "step": 9, "sft/loss": 7}\n'
         f'{{"phase": "sft", "step": 10, "sft/eval_loss": {value}}}\n'
     )
-    growing = GrowingFile(tmp_path / "metrics.jsonl", METRICS)
-    running = RunningTrial(made._study.ask(), 0, None, tmp_path, growing)  # type: ignore[arg-type]
-    assert made._report_and_check_pruning(running) is is_hopeless
-    assert made._report_and_check_pruning(running) is is_hopeless, "a step is reported once"
+    trial = running(made, tmp_path)
+    for _ in range(2):  # a step is reported once
+        assert made._report_and_check_pruning(trial) is is_hopeless
 
 
 def test_a_trial_with_a_measure_that_is_not_finite_has_failed(tmp_path: Path) -> None:

@@ -87,8 +87,21 @@ def test_wrong_studies_are_refused_with_the_reason(
     assert reason in str(refused.value)
 
 
-def test_words_that_a_study_does_not_read_are_refused(definitions: Path) -> None:
-    folder = written(definitions, STUDY + "seed: [1, 2]")
-    for word in ("hydra/launcher=joblib", "hydra.sweep.dir=here"):
-        with pytest.raises(ConfigError, match=rf"^{word}: sweep=mine is a study, .* leave this"):
-            parse_search(["-m", "sweep=mine", word], folder)
+@pytest.mark.parametrize(
+    ("text", "word", "message"),
+    [
+        ("minutes: 3", "seed=1", r"sweep=mine, minutes: belongs to a sweep, .*study\.trials$"),
+        ("zip: {a: [1]}", "seed=1", r"sweep=mine, zip: belongs to a sweep, .*study\.trials$"),
+        ("seeds: 3", "seed=1", r"sweep=mine, seeds: belongs to a sweep, .*study\.trials$"),
+        ("", "dollars=3", "sweep=mine, dollars: belongs to a sweep"),
+        ("", "hydra/launcher=joblib", "hydra/launcher=joblib: sweep=mine is a study, .* leave"),
+        ("", "hydra.sweep.dir=here", r"hydra\.sweep\.dir=here: sweep=mine is a study, .* leave"),
+        ("", "data.path=../a/b,c", r"data\.path=\.\./.* in a sweep: .*an absolute path$"),
+    ],
+)
+def test_words_that_a_study_does_not_read_are_refused(
+    text: str, word: str, message: str, definitions: Path
+) -> None:
+    folder = written(definitions, f"{STUDY}seed: [1, 2]\n{text}")
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        parse_search(["-m", "sweep=mine", word], folder)

@@ -214,13 +214,6 @@ def test_run_starts_from_a_finished_run(sweep: Path, tiny_run: Path, tmp_path: P
     assert list(plan["phases"]) == ["ppo"], "what is taken is not planned"
 
 
-def test_phases_that_the_finished_run_lacks_are_refused(tiny_run: Path, tmp_path: Path) -> None:
-    run = launch(f"from_run={tiny_run}", "phase=sft", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "the run has finished none of the phases that sft starts from" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
 def test_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     cache = new_cache(tmp_path / "cache")
     (cache / "phases").write_text("a file")
@@ -229,9 +222,3 @@ def test_store_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "phases cannot be written (File exists); set RLHF_CACHE to a folder" in run.stderr
     assert "Traceback" not in run.stderr
-
-
-def test_folder_without_a_run_cannot_be_started_from(tmp_path: Path) -> None:
-    run = launch(f"from_run={tmp_path}", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "is not the directory of a run" in run.stderr

@@ -17,26 +17,6 @@ from rlhf.runtime.worker import run_worker
 from tests.conftest import Compose
 
 
-def test_a_run_that_begins_between_check_and_writing_is_kept(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = tmp_path / "run"
-    words = ["experiment=smoke", "plan=off", "hardware.dtype=fp32", f"run_dir={run_dir}"]
-    other = to_run_config(compose([*words, "seed=2"]))
-
-    def make_for_both(*given: object, **how: object) -> Path:
-        made = make_run_dir(*given, **how)  # type: ignore[arg-type]
-        write_frozen_config(other, made)  # the other command is faster
-        return made
-
-    monkeypatch.setattr(job_module, "make_run_dir", make_for_both)
-    cfg = compose([*words, "seed=1"])
-    with pytest.raises(ConfigError, match="already holds a run"):
-        begin_run(CompletedConfig(to_run_config(cfg)), Job(cfg, [*words, "seed=1"]))
-    assert load_frozen_config(run_dir) == other
-    assert not (run_dir / "command.txt").exists()
-
-
 def test_a_worker_does_not_take_another_runs_configuration_for_its_own(
     compose: Compose, tmp_path: Path
 ) -> None:
