@@ -44,6 +44,12 @@ TALKS: dict[str, list[dict[str, Any]]] = {
         answer("It is 2."),
     ],
 }
+BEGIN = "{% if add_generation_prompt %}"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    + BEGIN
+    + "<|im_start|>assistant\n{% endif %}"
+)
 BARS = "[|\uff5c]"  # the second is DeepSeek's
 MARKS = re.compile(rf"<{BARS}[^|>\s]+{BARS}>|<(?:start|end)_of_turn>|</?s>|<[be]os>|<turn\|>")
 

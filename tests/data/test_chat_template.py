@@ -11,15 +11,13 @@ from rlhf.data.layouts import split_turns
 from rlhf.data.plain_turns import Asked, all_end_in_assistant, build_plain_template
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Limit, cache_key, tokenise
+from rlhf.data.tokens import Limit, tokenise
 from rlhf.models.tokenizers import train_tokenizer
+from tests.data.row_tables import ROLES
+from tests.data.talks import CHATML
 
 ONE = "\n\nHuman: say kiwi\n\nAssistant:"
 MANY = "\n\nSystem: be kind\n\nHuman: say kiwi\n\nAssistant: kiwi\n\nHuman: and fig\n\nAssistant:"
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 INST = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}<<SYS>>{{ m.content }}"
     "<</SYS>>{% elif m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]"
@@ -43,7 +41,18 @@ NO_SYSTEM = (
 )
 
 
-def with_template(template: str | None, *, end: str = "<|im_end|>"):
+OPENING = "<|im_start|>assistant\n"
+
+
+def ml(*turns: str) -> str:
+    """Return a prompt of ChatML's turns, whose speakers are the letters in front of the texts."""
+    parts = (f"<|im_start|>{ROLES[turn[0]]}\n{turn[1:]}<|im_end|>\n" for turn in turns)
+    return "".join(parts) + OPENING
+
+
+def with_template(template: str | None, *, end: str | None = None):
+    """Return a tokenizer with this template, and the end token that the template writes."""
+    end = end or ("<|im_end|>" if "im_end" in str(template) else "</s>")
     tokenizer = train_tokenizer([ONE, MANY, CHATML], vocab_size=320, end_token=end)
     tokenizer.add_special_tokens({"bos_token": "<s>"})
     tokenizer.chat_template = template
@@ -86,86 +95,41 @@ def test_turns_are_read_back(prompt: str, roles: str, contents: list[str], begun
 
 
 @pytest.mark.parametrize(
-    ("template", "end", "prompt", "expected"),
+    ("template", "prompt", "asked", "answer"),
     [
-        (
-            CHATML,
-            "<|im_end|>",
-            MANY,
-            (
-                "<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
-                "<|im_start|>assistant\nkiwi<|im_end|>\n<|im_start|>user\nand fig<|im_end|>\n"
-                "<|im_start|>assistant\n",
-                "plum <|im_end|>",
-            ),
-        ),
-        (
-            CHATML,
-            "<|im_end|>",
-            "a bare text",
-            ("<|im_start|>user\na bare text<|im_end|>\n<|im_start|>assistant\n", "plum <|im_end|>"),
-        ),
+        (CHATML, MANY, ml("sbe kind", "usay kiwi", "akiwi", "uand fig"), "plum <|im_end|>"),
+        (CHATML, "a bare text", ml("ua bare text"), "plum <|im_end|>"),
+        (CHATML, ONE + " a red", ml("usay kiwi") + "a red", " plum <|im_end|>"),
+        (DEFAULT_SYSTEM, ONE, ml("sbe brief", "usay kiwi"), "plum <|im_end|>"),
+        (NO_END, ONE, "user: say kiwi\nassistant: ", "plum </s>"),
         (
             INST,
-            "</s>",
             MANY,
-            (
-                "<s><<SYS>>be kind<</SYS>>[INST] say kiwi [/INST] kiwi </s>[INST] and fig [/INST]",
-                " plum </s>",
-            ),
-        ),
-        (
-            DEFAULT_SYSTEM,
-            "<|im_end|>",
-            ONE,
-            (
-                "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nsay kiwi<|im_end|>\n"
-                "<|im_start|>assistant\n",
-                "plum <|im_end|>",
-            ),
-        ),
-        (NO_END, "</s>", ONE, ("user: say kiwi\nassistant: ", "plum </s>")),
-        (
-            CHATML,
-            "<|im_end|>",
-            ONE + " a red",
-            (
-                "<|im_start|>user\nsay kiwi<|im_end|>\n<|im_start|>assistant\na red",
-                " plum <|im_end|>",
-            ),
+            "<s><<SYS>>be kind<</SYS>>[INST] say kiwi [/INST] kiwi </s>[INST] and fig [/INST]",
+            " plum </s>",
         ),
     ],
 )
-def test_a_template_is_followed(
-    template: str, end: str, prompt: str, expected: tuple[str, str]
-) -> None:
-    assert decoded(with_template(template, end=end), prompt, " plum ") == expected
+def test_a_template_is_followed(template: str, prompt: str, asked: str, answer: str) -> None:
+    assert decoded(with_template(template), prompt, " plum ") == (asked, answer)
 
 
 def test_the_template_alone_opens_a_sequence() -> None:
-    class Opening:
-        """A tokenizer that puts <s> before a text unless it is told not to."""
-
-        def __init__(self, inner) -> None:
-            self._inner = inner
-
-        def __getattr__(self, name: str):
-            return getattr(self._inner, name)
-
-        def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: object):
-            opening = "<s>" if add_special_tokens else ""
-            return self._inner([opening + text for text in texts])
-
-    tokenizer = Opening(with_template(INST, end="</s>"))
-    encoder = Encoder(tokenizer, Template.chat)
-    bos = tokenizer.bos_token_id
-    assert encoder.opening_ids() == [bos]
-    assert encoder.encode_prompts([ONE])[0].count(bos) == 1
-    assert encode(encoder, ONE, " kiwi")[0][1].count(bos) == 0
+    tokenizer = with_template(INST)
+    bos, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", bos), ("</s>", end)]
+    )
+    for template in (Template.plain, Template.chat):
+        encoder = Encoder(tokenizer, template)
+        assert encoder.opening_ids() == [bos]
+        (prompt,), ((_, response),) = encoder.encode_prompts([ONE]), encode(encoder, ONE, " kiwi")
+        assert (prompt[0], prompt.count(bos), prompt.count(end)) == (bos, 1, 0)
+        assert (response[-1], response.count(bos), response.count(end)) == (end, 0, 1)
 
 
 def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
-    tokenizer = with_template(NO_END, end="</s>")
+    tokenizer = with_template(NO_END)
     whole = tokenizer("assistant: kiwi").input_ids
     opening = tokenizer("assistant: ").input_ids
     assert whole[: len(opening)] != opening, "this tokenizer joins the space with the response"
@@ -175,35 +139,28 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "end", "prompt", "message"),
+    ("template", "prompt", "message"),
     [
-        (None, "</s>", ONE, r"no chat_template; use data\.template=plain"),
-        (
-            CHATML,
-            "</s>",
-            ONE,
-            r"ends a response with '<\|im_end\|>'.*set model\.end_token=<\|im_end",
-        ),
-        (THINKS_FIRST, "<|im_end|>", ONE, "prompt begins a thought, and the answer has none"),
-        (DROPS_ANSWER, "<|im_end|>", ONE, "drops the response"),
-        (NO_SYSTEM, "<|im_end|>", MANY, r"fails on messages of system, user.*no system turns"),
-        (CHATML + "{{ 1 + 'a' }}", "<|im_end|>", ONE, "fails on messages of user"),
-        (CHATML + "{{ 1 / 0 }}", "<|im_end|>", ONE, "fails on messages of user.*ZeroDivision"),
-        (
-            CHATML + "{{ messages[0].content.x.y() }}",
-            "<|im_end|>",
-            ONE,
-            "fails on messages of user",
-        ),
-        (CHATML + "{{ '{:d}'.format('b') }}", "<|im_end|>", ONE, "fails on messages of user"),
-        (CHATML, "<|im_end|>", "\n\nAssistant:", "there is no message in a prompt"),
+        (None, ONE, r"no chat_template; use data\.template=plain"),
+        (THINKS_FIRST, ONE, "prompt begins a thought, and the answer has none"),
+        (DROPS_ANSWER, ONE, "drops the response"),
+        (NO_SYSTEM, MANY, r"fails on messages of system, user.*no system turns"),
+        (CHATML + "{{ 1 + 'a' }}", ONE, "fails on messages of user"),
+        (CHATML + "{{ 1 / 0 }}", ONE, "fails on messages of user.*ZeroDivision"),
+        (CHATML + "{{ messages[0].content.x.y() }}", ONE, "fails on messages of user"),
+        (CHATML + "{{ '{:d}'.format('b') }}", ONE, "fails on messages of user"),
+        (CHATML, "\n\nAssistant:", "there is no message in a prompt"),
     ],
 )
-def test_what_cannot_be_used_is_refused(
-    template: str | None, end: str, prompt: str, message: str
-) -> None:
+def test_what_cannot_be_used_is_refused(template: str | None, prompt: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        decoded(with_template(template, end=end), prompt, " kiwi")
+        decoded(with_template(template), prompt, " kiwi")
+
+
+def test_another_end_token_is_refused() -> None:
+    message = r"ends a response with '<\|im_end\|>'.*set model\.end_token=<\|im_end"
+    with pytest.raises(DataError, match=message):
+        Encoder(with_template(CHATML, end="</s>"), Template.chat)
 
 
 @pytest.mark.parametrize("before", ["", "<answer>"])
@@ -288,17 +245,3 @@ def test_prompts_without_turns_have_no_template() -> None:
     assert all_end_in_assistant([ONE, MANY])
     assert not all_end_in_assistant([ONE, "The film was"])
     assert not all_end_in_assistant([])
-
-
-def test_the_template_is_part_of_the_cache_key() -> None:
-    part = PhaseData([Record(prompt=ONE, chosen=" kiwi")], [])
-    plain, chat, other = (
-        cache_key(part, Phase.sft, with_template(text), limit=9, template=template)
-        for text, template in [
-            (CHATML, Template.plain),
-            (CHATML, Template.chat),
-            (DEFAULT_SYSTEM, Template.chat),
-        ]
-    )
-    assert len({plain, chat, other}) == 3
-    assert plain == cache_key(part, Phase.sft, with_template(None), limit=9)

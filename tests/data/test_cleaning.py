@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf.config.choices import Source, Template
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import (
     Dropped,
@@ -18,7 +17,7 @@ from rlhf.data.records import (
     fingerprint,
 )
 from rlhf.data.stored import drop_repeated_examples
-from rlhf.options import DataConfig
+from tests.data.row_tables import config_of
 
 
 def dataset(*train: Record, held_out: list[Record] | None = None) -> RawDataset:
@@ -134,11 +133,6 @@ def test_held_out_examples_stay_where_training_has_the_same() -> None:
 def test_keys_turn_both_on_and_off(tmp_path: Any, keys: dict[str, bool], texts: list[str]) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a"}\n{"text": "a\\u0007"}\n{"text": "b"}\n')
-    config = DataConfig(
-        source=Source.local, path=str(file), sets={}, eval_path=None, eval_share=0.1,
-        split=[1, 0, 0], size=0, subset=None, revision=None, train_split="train", eval_split=None,
-        template=Template.plain, bucket_by_length=True, ptx_path=None, ptx_subset=None,
-        ptx_column="text", cache_dir="unused", **keys,
-    )  # fmt: skip
+    config = config_of(file, **keys)
     (read,) = load_datasets(config, seed=0)
     assert [record.text for record in read.train] == texts

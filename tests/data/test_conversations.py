@@ -27,6 +27,8 @@ from rlhf.data.stored import drop_repeated_examples
 from rlhf.data.tokens import Limit, prompt_columns, response_columns, sft_columns
 from rlhf.runtime.run_data import load_phase_data
 from tests.data.talks import (
+    BEGIN,
+    CHATML,
     FIVE,
     TALKS,
     answer,
@@ -38,12 +40,6 @@ from tests.data.talks import (
 from tests.plan.planned import run_of
 
 LIMIT = Limit("sft.max_tokens", 10_000)
-BEGIN = "{% if add_generation_prompt %}"
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    + BEGIN
-    + "<|im_start|>assistant\n{% endif %}"
-)
 TOOLS_FIRST = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 CALLS = (
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"

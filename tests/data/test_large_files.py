@@ -99,35 +99,29 @@ def test_large_and_small_sets_are_blended(tmp_path: Path) -> None:
     assert divide(mixed) == divide([small[0]._replace(weight=1.5), small[1]])
 
 
-@pytest.mark.usefixtures("processes")
-def test_values_that_json_cannot_hold(tmp_path: Path) -> None:
-    rows = [row | {"when": datetime(2026, 1, n % 28 + 1)} for n, row in enumerate(PROMPTS)]
-    file = write(tmp_path / "a.parquet", rows)
-    keep = {"when": "rewards.late.columns"}
-    small = read(file, cache=None, keep=keep)
-    assert read(file, cache=tmp_path / "cache", keep=keep) == small
-    assert small[0].train[0].columns == {"when": datetime(2026, 1, 1)}
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(f'{{"prompt": "p{n}", "completion": "\\ud800"}}\n' for n in range(20)))
-    small = read(file, cache=None, clean=False)
-    assert read(file, cache=tmp_path / "cache", clean=False) == small
-    assert small[0].train[3].chosen == " \ud800"
-
-
 LATE: Rows = [{"prompt": "q", "completion": "r", "tag": "x"}]
+DATED = [row | {"when": datetime(2026, 1, n % 28 + 1)} for n, row in enumerate(PROMPTS)]
+# The file, its rows, settings, and a part of the fourth record.
+AT_ONCE: dict[str, tuple[str, Rows, dict[str, Any], str]] = {
+    "no JSON": ("a.parquet", DATED, {"keep": {"when": "rewards.late.columns"}}, "(2026, 1, 4, "),
+    "no UTF-8": ("a.jsonl", [{"prompt": "\ud800"}] * 9, {"clean": False}, "\\ud8"),
+    "a late column": ("a.jsonl", PROMPTS + LATE, {}, "p 3"),
+    "a late value": ("a.jsonl", [row | {"tag": None} for row in PROMPTS] + LATE, {}, "p 3"),
+}
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("rows", [PROMPTS + LATE, [r | {"tag": None} for r in PROMPTS] + LATE])
-def test_a_column_with_values_in_a_part_of_the_rows(rows: Rows, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", rows)
-    small, large = read(file, cache=None), read(file, cache=tmp_path / "cache")
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_rows_that_are_converted_at_once(name: str, tmp_path: Path) -> None:
+    file, rows, settings, shown = AT_ONCE[name]
+    write(tmp_path / file, rows)
+    settings |= {"deduplicate": False}
+    small, large = (
+        read(tmp_path / file, cache=cache, **settings) for cache in (None, tmp_path / "cache")
+    )
     assert large == small
     assert isinstance(large[0].train, list)
+    assert shown in str(small[0].train[3])
 
 
 @pytest.mark.usefixtures("processes")

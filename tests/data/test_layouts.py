@@ -11,7 +11,7 @@ from rlhf.base.errors import DataError
 from rlhf.config.freeze import to_run_config
 from rlhf.data.detect import detect_layout, read_layouts, to_records
 from rlhf.data.reading import describe_dataset, load_datasets
-from rlhf.data.records import Message, Record, Row, render_prompt
+from rlhf.data.records import Record, Row
 
 from .row_tables import (
     NUMBERS,
@@ -24,15 +24,6 @@ from .row_tables import (
     rows_of,
     said,
 )
-
-
-def pair(prompt: str, chosen: str, rejected: str) -> Record:
-    return Record(prompt, f" {chosen}", f" {rejected}")
-
-
-def answer(prompt: str, chosen: str) -> Record:
-    return Record(prompt, f" {chosen}")
-
 
 USED, REFUSED = read_tables("layouts.yaml")
 
@@ -102,7 +93,7 @@ def test_the_advised_line_reads_the_rows(
         compose(["data=local", "data.path=null", *(f"+{each}" for each in line)])
     )
     (found,) = load_datasets(config.data, seed=0)
-    assert bare(found.train) == [answer(asked(f"u{n}"), "Yes") for n in NUMBERS]
+    assert bare(found.train) == [Record(asked(f"u{n}"), " Yes") for n in NUMBERS]
 
 
 # ---------------------------------------------------------------------------- rows that are counted
@@ -189,7 +180,7 @@ def test_the_most_specific_layout_wins(columns: str, name: str) -> None:
 def test_columns_are_those_of_all_rows() -> None:
     rows = [{"prompt": None, "chosen": YES}, {"prompt": ASK, "chosen": YES, "rejected": NO}]
     converted = to_records([Row("f", n, row) for n, row in enumerate(rows)], source="f")
-    assert bare(converted.records) == [pair(PROMPT, "Yes", "No")]
+    assert bare(converted.records) == [Record(PROMPT, " Yes", " No")]
     assert converted.left_out == {"prompt is null": 1}
 
 
@@ -233,19 +224,6 @@ def test_one_space_where_there_is_none(prompt: str, response: str, joined: str) 
     (record,) = to_records([Row("f", 1, row)], source="f").records
     assert (record.prompt, record.rejected) == (prompt, f"{record.chosen}!")
     assert f"{prompt}{record.chosen}" == joined
-
-
-def test_conversation_is_rendered_as_turns() -> None:
-    messages = [
-        Message(turn["role"], turn["content"]) for turn in said("sBe.", "uHi", "aYes?", "uBye")
-    ]
-    assert render_prompt(messages) == asked("sBe.", "uHi", "aYes?", "uBye")
-
-
-def test_white_space_of_messages_is_kept_but_blank_turns_are_not_shown() -> None:
-    row = {"messages": said("s ", "u Hi\n", "a    Yes ")}
-    (record,) = to_records([Row("f", 1, row)], source="f").records
-    assert bare([record]) == [answer(asked("u Hi\n"), "    Yes ")]
 
 
 def test_a_row_with_an_odd_message_is_counted_with_its_place() -> None:

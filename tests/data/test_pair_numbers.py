@@ -1,6 +1,5 @@
 """Numbers that the reward model's loss reads of each pair, and named groups of pairs."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,10 @@ from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import Record
 from tests.conftest import Compose
-from tests.data.row_tables import config_of
+from tests.data.row_tables import config_of, write
 
 MARGIN = "reward.margin_column=strength"
 SCORES = ["reward.loss=regression", "reward.score_columns=[good,bad]"]
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def pair(name: str, **columns: Any) -> dict[str, Any]:
@@ -53,8 +47,8 @@ def test_a_margin_that_is_no_number_is_refused(value: Any, compose: Compose) -> 
 
 
 def test_only_data_of_the_reward_phase_needs_its_columns(tmp_path: Path) -> None:
-    pairs = write(tmp_path / "pairs.jsonl", pair("a", strength=2))
-    prompts = write(tmp_path / "prompts.jsonl", {"prompt": "b:"})
+    pairs = write(tmp_path / "pairs.jsonl", [pair("a", strength=2)])
+    prompts = write(tmp_path / "prompts.jsonl", [{"prompt": "b:"}])
     sets = {
         "pairs": DatasetConfig(path=str(pairs), phases=[Phase.sft, Phase.reward]),
         "prompts": DatasetConfig(path=str(prompts), phases=[Phase.ppo]),
@@ -69,13 +63,8 @@ def test_only_data_of_the_reward_phase_needs_its_columns(tmp_path: Path) -> None
 
 
 def test_groups_are_read_by_name(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "groups.jsonl",
-        pair("a", group="chat"),
-        pair("b", group="safety"),
-        pair("c", group="chat"),
-    )
-    groups = read_pair_groups(str(path))
+    rows = [pair(n, group=g) for n, g in (("a", "chat"), ("b", "safety"), ("c", "chat"))]
+    groups = read_pair_groups(str(write(tmp_path / "groups.jsonl", rows)))
     assert {name: [r.prompt for r in each] for name, each in groups.items()} == {
         "chat": ["a:", "c:"],
         "safety": ["b:"],
@@ -94,4 +83,4 @@ def test_a_file_without_groups_or_pairs_is_refused(
     row: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=message):
-        read_pair_groups(str(write(tmp_path / "groups.jsonl", row)))
+        read_pair_groups(str(write(tmp_path / "groups.jsonl", [row])))

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import DataError
-from rlhf.config.choices import Phase, Unpaired
+from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Limit, cache_key, tokenise
+from rlhf.data.tokens import Limit, TokenData, cache_key, tokenise
 from rlhf.models.tokenizers import train_tokenizer
 
 TEXTS = ["\n\nHuman: say kiwi\n\nAssistant:", " kiwi", " plum and fig", "some text"]
@@ -29,6 +29,10 @@ def tokenizer():
     return train_tokenizer(TEXTS, vocab_size=300)
 
 
+def read(part: PhaseData, phase: Phase, tokenizer, cache_dir: Path) -> TokenData:
+    return tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=cache_dir)
+
+
 @pytest.mark.parametrize("pads_with_end", [False, True])
 def test_every_phase_ends_a_response_alike(
     tokenizer, tmp_path: Path, *, pads_with_end: bool
@@ -39,7 +43,7 @@ def test_every_phase_ends_a_response_alike(
     end = tokenizer.eos_token_id
     part = PhaseData([PAIR], [PAIR])
     sft, pair, prompt = (
-        tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path).train[0]
+        read(part, phase, tokenizer, tmp_path).train[0]
         for phase in (Phase.sft, Phase.reward, Phase.ppo)
     )
     assert sft["ids"] == pair["chosen_ids"]
@@ -51,7 +55,7 @@ def test_every_phase_ends_a_response_alike(
 
 def test_text_has_no_prompt(tokenizer, tmp_path: Path) -> None:
     part = PhaseData([Record(text=TEXTS[3])], [])
-    row = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path).train[0]
+    row = read(part, Phase.sft, tokenizer, tmp_path).train[0]
     assert row["prompt_tokens"] == 0
     assert row["ids"][-1] == tokenizer.eos_token_id
 
@@ -64,10 +68,7 @@ def test_what_does_not_fit_is_counted(tokenizer, tmp_path: Path) -> None:
         Record(text="x"),
     ]
     part = PhaseData(records, [])
-    by_phase = {
-        phase: tokenise(part, phase, tokenizer, limit=LIMITS[phase], cache_dir=tmp_path)
-        for phase in Phase
-    }
+    by_phase = {phase: read(part, phase, tokenizer, tmp_path) for phase in Phase}
     counted = {p: {w: n for w, n in d.left_out.items() if n} for p, d in by_phase.items()}
     assert counted == {
         Phase.sft: {"longer than sft.max_tokens=200": 1},
@@ -112,33 +113,15 @@ def test_single_responses_have_grades_and_pairs_count_as_both_marks(
     assert found[Unpaired.scores] == [(0, " ok", 1.0), (1, " no", 0.0), (2, " fine", 2.5)]
 
 
-def test_the_opening_token_of_a_tokenizer_is_used_once(tokenizer) -> None:
-    class Opening:
-        """Adds 1 in front and the end token behind, as some tokenizers do."""
-
-        eos_token_id = 7
-
-        def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: object):
-            ids = [[1, 5, 7] if add_special_tokens else [5] for _ in texts]
-            return type("Encoded", (), {"input_ids": ids})
-
-    encoder = Encoder(Opening())
-    assert encoder.encode_prompts(["a"]) == [[1, 5]]
-    assert encoder.encode_pieces([[("b", "a")]]) == [[([1, 5], [5, 7])]]
-    assert encoder.opening_ids() == [1, 5]
-
-
 def test_lengths_and_prompts_of_pairs_are_told(tokenizer, tmp_path: Path) -> None:
     other = PAIR._replace(prompt="\n\nHuman: some text\n\nAssistant:")
     records = [PAIR, other, PAIR._replace(chosen=" some text"), PAIR._replace(chosen=" x" * 300)]
     part = PhaseData(records, [])
-    data = tokenise(
-        part, Phase.reward, tokenizer, limit=LIMITS[Phase.reward], cache_dir=tmp_path
-    ).train
+    data = read(part, Phase.reward, tokenizer, tmp_path).train
     assert data["group"][:] == [0, 1, 0]
     pairs = zip(data["chosen_ids"], data["rejected_ids"], strict=True)
     assert data["length"][:] == [max(map(len, pair)) for pair in pairs]
-    sft = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path).train
+    sft = read(part, Phase.sft, tokenizer, tmp_path).train
     assert sft["length"][:] == [len(ids) for ids in sft["ids"]]
 
 
@@ -161,15 +144,20 @@ def test_the_cache_is_keyed_by_all_that_changes_it(tokenizer) -> None:
         cache_key(episode_of("user"), Phase.sft, tokenizer, limit=10),
         cache_key(episode_of("tool"), Phase.sft, tokenizer, limit=10),
     }
-    assert len(keys) == 8
-    assert cache_key(part, Phase.sft, tokenizer, limit=10) in keys
+    chat = {"limit": 10, "template": Template.chat}
+    for template in ("{{ 1 }}", "{{ 2 }}"):
+        other = train_tokenizer(TEXTS, vocab_size=300)
+        other.chat_template = template
+        keys |= {cache_key(part, Phase.sft, other, **chat)}
+        assert cache_key(part, Phase.sft, other, limit=10) in keys, "plain turns need no template"
+    assert len(keys) == 10
 
 
 def test_the_cache_is_read_back(tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = PhaseData([PAIR], [PAIR])
-    first = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
+    first = read(part, Phase.sft, tokenizer, tmp_path)
     monkeypatch.setattr(Encoder, "encode_pieces", lambda *_: pytest.fail("tokenised again"))
-    again = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
+    again = read(part, Phase.sft, tokenizer, tmp_path)
     assert again.train[:] == first.train[:]
     assert not list(tmp_path.rglob("*.pt")), "no pickles in the cache"
     assert not list(tmp_path.rglob("*.pkl"))
@@ -217,20 +205,20 @@ def test_a_cache_that_cannot_be_trusted_is_made_anew(
     damage: Callable[[Path], object],
     reason: str,
 ) -> None:
-    def read() -> list[object]:
-        data = tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=tmp_path)
+    def read_again() -> list[object]:
+        data = read(part, Phase.sft, tokenizer, tmp_path)
         return [data.train[:], data.eval[:], data.left_out]
 
     part = PhaseData([PAIR], [PAIR])
-    sound = read()
+    sound = read_again()
     (folder,) = (each for each in tmp_path.glob("tokens/*") if each.is_dir())
     (path,) = folder.glob(name) if name else [folder]
     damage(path)
-    assert read() == sound
+    assert read_again() == sound
     (line,) = (each for each in capfd.readouterr().err.splitlines() if "made anew" in each)
     assert line.startswith(f"data.cache_dir={tmp_path}: the token ids in {folder} are made anew: ")
     assert reason in line
-    assert read() == sound
+    assert read_again() == sound
     assert "made anew" not in capfd.readouterr().err, "the new cache is sound"
 
 
@@ -241,7 +229,7 @@ def test_a_cache_where_others_can_write_is_refused(tokenizer, tmp_path: Path) ->
     with pytest.raises(
         DataError, match=rf"^data\.cache_dir={place} .*another user can write there; chmod"
     ):
-        tokenise(part, Phase.sft, tokenizer, limit=LIMITS[Phase.sft], cache_dir=place)
+        read(part, Phase.sft, tokenizer, place)
 
 
 def test_a_cache_is_trusted_whatever_the_umask(
@@ -250,13 +238,7 @@ def test_a_cache_is_trusted_whatever_the_umask(
     before = os.umask(0)
     try:
         for _ in range(2):
-            tokenise(
-                PhaseData([PAIR], []),
-                Phase.sft,
-                tokenizer,
-                limit=LIMITS[Phase.sft],
-                cache_dir=tmp_path / "a" / "cache",
-            )
+            read(PhaseData([PAIR], []), Phase.sft, tokenizer, tmp_path / "a" / "cache")
     finally:
         os.umask(before)
     assert "made anew" not in capfd.readouterr().err
@@ -265,10 +247,4 @@ def test_a_cache_is_trusted_whatever_the_umask(
 def test_a_cache_that_cannot_be_made_is_refused(tokenizer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"data\.cache_dir=.*file cannot be used"):
-        tokenise(
-            PhaseData([PAIR], []),
-            Phase.sft,
-            tokenizer,
-            limit=LIMITS[Phase.sft],
-            cache_dir=tmp_path / "file",
-        )
+        read(PhaseData([PAIR], []), Phase.sft, tokenizer, tmp_path / "file")
