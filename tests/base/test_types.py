@@ -81,18 +81,13 @@ def test_rounding_never_makes_a_variance_negative() -> None:
         assert deviation == pytest.approx(0.0, abs=1e-7 * abs(value))
 
 
-def test_minimum_by_hand() -> None:
+@pytest.mark.parametrize(("kind", "sign"), [(Minimum, 1), (Maximum, -1)])
+def test_extremes_by_hand(kind: type[Minimum] | type[Maximum], sign: int) -> None:
     keep = torch.tensor([True, True, False])
-    assert Minimum.of(f64(2, 1, -30), keep).value() == 1.0
-    assert Minimum.of(f64(1, 2, 30), ~keep & keep).value() == 0.0
-    assert (Minimum.of(f64(1), keep[:1]) + Minimum.of(f64(3), keep[:1])).value() == 1.0
-
-
-def test_maximum_by_hand() -> None:
-    keep = torch.tensor([True, True, False])
-    assert Maximum.of(f64(-2, -1, 30), keep).value() == -1.0
-    assert Maximum.of(f64(1, 2, 30), ~keep & keep).value() == 0.0
-    assert (Maximum.of(f64(1), keep[:1]) + Maximum.of(f64(3), keep[:1])).value() == 3.0
+    assert kind.of(sign * f64(2, 1, -30), keep).value() == sign
+    assert kind.of(sign * f64(1, 2, 30), ~keep & keep).value() == 0.0
+    one, other = (kind.of(sign * f64(value), keep[:1]) for value in (1, 3))
+    assert (one + other).value() == sign
 
 
 def test_sums_of_fp32_are_exact() -> None:

@@ -25,7 +25,6 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import build_new_config, read_stopped_config
 from rlhf.jobs.launch_command import Job
-from rlhf.jobs.sweep_command import read_sweep_definition
 from rlhf.models.build import ModelSource
 from rlhf.models.shapes import shape_of
 from rlhf.models.tokenizers import load_or_train_tokenizer
@@ -114,36 +113,20 @@ def test_every_key_refuses_it(
 
 @pytest.mark.parametrize("path", [NOBODY, LONG])
 def test_every_command_refuses_it(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = {
-        "RUN_DIR": [
-            (rlhf.report.__main__.main, [path]),
-            (rlhf.export.main, [path]),
-            (rlhf.evaluate.__main__.main, [path]),
-            (rlhf.chat.__main__.main, [path]),
-            (rlhf.compare.__main__.main, [path]),
-        ],
-        "--against": [
-            (rlhf.evaluate.__main__.main, [".", "--against", path]),
-            (rlhf.compare.__main__.main, [".", "--against", path]),
-        ],
-        "--out": [(rlhf.export.main, [".", "--out", path])],
-        "--answers": [(rlhf.compare.__main__.main, ["--answers", path])],
-    }
-    for key, each in commands.items():
-        for main, words in each:
-            assert main(words) == 2
-            assert f"error: {key}={path}: " in capsys.readouterr().err
-
-
-def test_names_of_sweeps_and_models_are_no_paths(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^sweep=x+: cannot be read \(File name too long"):
-        read_sweep_definition(LONG, tmp_path)
-    (tmp_path / "deep.yaml").write_text("[" * 5000)
-    with pytest.raises(ConfigError, match=r"^sweep=deep: cannot be read"):
-        read_sweep_definition("deep", tmp_path)
-    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
-    with pytest.raises(ConfigError, match=r"^sweep=latin: cannot be read"):
-        read_sweep_definition("latin", tmp_path)
+    run, against = [path], [".", "--against", path]
+    for key, main, words in (
+        ("RUN_DIR", rlhf.report.__main__.main, run),
+        ("RUN_DIR", rlhf.export.main, run),
+        ("RUN_DIR", rlhf.evaluate.__main__.main, run),
+        ("RUN_DIR", rlhf.chat.__main__.main, run),
+        ("RUN_DIR", rlhf.compare.__main__.main, run),
+        ("--against", rlhf.evaluate.__main__.main, against),
+        ("--against", rlhf.compare.__main__.main, against),
+        ("--out", rlhf.export.main, [".", "--out", path]),
+        ("--answers", rlhf.compare.__main__.main, ["--answers", path]),
+    ):
+        assert main(words) == 2
+        assert f"error: {key}={path}: " in capsys.readouterr().err
 
 
 def test_files_of_keys_are_regular_files(config: RunConfig, tmp_path: Path) -> None:

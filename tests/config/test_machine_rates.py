@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.cpu import (
-    FLAGS,
-    MAX_ISA,
-    ONEDNN_MAX_ISA,
-    SHARED_BY,
-    Cpu,
-    HostLimits,
-    Isa,
-    num_usable_cores,
-    usable_isa,
-)
+from rlhf.base.cpu import SHARED_BY, HostLimits, num_usable_cores, usable_isa
 from rlhf.config import machine_rates
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_rates import (
@@ -29,6 +19,7 @@ from rlhf.config.machine_rates import (
     lacks_rates,
     machine_of,
     rates_file,
+    resolve_cpu_dtype,
     store_rates,
 )
 from rlhf.config.schema.hardware import HardwareConfig
@@ -69,18 +60,9 @@ def test_the_ranks_of_a_cpu_share_it(compose: Compose) -> None:
     assert one.price_per_hour is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "dtype"), [(FLAGS[Isa.avx512_bf16], Dtype.bf16), (set(), Dtype.fp32)]
-)
-def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(
-    flags: set[str], dtype: Dtype, compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(compose: Compose) -> None:
     assert machine_of(profile(compose, "a100_80g", dtype=Dtype.auto)).dtype is Dtype.bf16
-    known = FLAGS[Isa.avx2] | flags
-    monkeypatch.setattr("rlhf.base.cpu.read_cpu", lambda: Cpu("EPYC", frozenset(known)))
-    monkeypatch.delenv(MAX_ISA, raising=False)
-    monkeypatch.delenv(ONEDNN_MAX_ISA, raising=False)
-    assert machine_of(profile(compose, "cpu")).dtype is dtype
+    assert machine_of(profile(compose, "cpu")).dtype is resolve_cpu_dtype(Dtype.auto)
 
 
 def test_rates_that_no_profile_names_are_those_of_this_cpu(

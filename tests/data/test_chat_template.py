@@ -145,6 +145,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
         (THINKS_FIRST, ONE, "prompt begins a thought, and the answer has none"),
         (DROPS_ANSWER, ONE, "drops the response"),
         (NO_SYSTEM, MANY, r"fails on messages of system, user.*no system turns"),
+        (CHATML.replace("s %}", "s if m.role != 'system' %}", 1), MANY, "turn of the role system"),
         (CHATML + "{{ 1 + 'a' }}", ONE, "fails on messages of user"),
         (CHATML + "{{ 1 / 0 }}", ONE, "fails on messages of user.*ZeroDivision"),
         (CHATML + "{{ messages[0].content.x.y() }}", ONE, "fails on messages of user"),

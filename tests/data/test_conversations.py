@@ -1,7 +1,6 @@
-"""Conversations: their ids are those of transformers' chat template, and what is learned of them.
+"""What is learned of conversations; test_public_templates.py compares ids with transformers' own.
 
-``TEMPLATES`` has the ways in which public templates write turns; test_public_templates.py has
-their texts.
+``TEMPLATES`` has some of the ways in which public templates write turns.
 """
 
 import json
@@ -40,28 +39,12 @@ from tests.data.talks import (
 from tests.plan.planned import run_of
 
 LIMIT = Limit("sft.max_tokens", 10_000)
-TOOLS_FIRST = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
-CALLS = (
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-)
 THOUGHT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
 LAST_THOUGHT = THOUGHT.replace("m.reasoning_content %}", "loop.last and m.reasoning_content %}", 1)
-WITH_CALLS = TOOLS_FIRST + CHATML.replace("{{ m.content }}", "{{ m.content }}" + CALLS)
 NO_HISTORY = (
     "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}"
     "{% elif m.role == 'system' %}{{ m.content }}{% else %}<|assistant|>"
     "{{ m.content.split('</think>')[-1] }}<|im_end|>{% endif %}{% endfor %}"
-)
-INST = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% elif m.role == 'assistant' %} {{ m.content | trim }}{{ eos_token }}{% else %}"
-    "{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
-)
-HEADERS = (
-    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|end|>\n\n"
-    "{{ m.content | trim }}<|im_end|>{% endfor %}"
-    + BEGIN
-    + "<|start|>assistant<|end|>\n\n{% endif %}"
 )
 CHANNELS = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|start|>assistant{% if loop.last and "
@@ -78,51 +61,23 @@ SYSTEM_IN_USER = (
     + BEGIN
     + "<|start|>model\n{% endif %}"
 )
-# What the template writes -> its text, and the conversations that it must render.
+# What the template writes -> its text.
 TEMPLATES = {
-    "turns": (CHATML, "one two five inline system five_system"),
-    "turns that begin and end alike": (HEADERS, "one two five inline system five_system"),
-    "a default system turn": (
-        "{% if messages[0].role != 'system' %}<|im_start|>system\nbe brief<|im_end|>\n{% endif %}"
-        + CHATML,
-        "one two five inline system five_system",
-    ),
-    "the system in the first turn": (SYSTEM_IN_USER, "one two five inline system five_system"),
-    "no system turns": (INST, "one two five inline"),
-    "no system turns, and nothing raised": (
-        CHATML.replace("messages %}", "messages if m.role != 'system' %}", 1),
-        "one two five inline",
-    ),
-    "tools and calls": (WITH_CALLS, "one two five inline system five_system tools"),
-    "tools, and no calls": (TOOLS_FIRST + CHATML, "one two five inline system five_system"),
-    "all thoughts": (
-        CHATML.replace("{{ m.content }}", THOUGHT + "{{ m.content }}"),
-        "one two five inline system five_system thoughts",
-    ),
-    "the last thought": (
-        CHATML.replace("{{ m.content }}", LAST_THOUGHT + "{{ m.content }}"),
-        "one two five inline system five_system thoughts",
-    ),
-    "channels": (CHANNELS, "one two five inline system five_system thoughts"),
-    "no thought in the history": (
-        NO_HISTORY + BEGIN + "<|assistant|>{% endif %}",
-        "one two five system five_system",
-    ),
-    "a prompt that begins a thought": (
-        NO_HISTORY + BEGIN + "<|assistant|><think>\n{% endif %}",
-        "thoughts inline",
-    ),
+    "turns": CHATML,
+    "the system in the first turn": SYSTEM_IN_USER,
+    "channels": CHANNELS,
+    "all thoughts": CHATML.replace("{{ m.content }}", THOUGHT + "{{ m.content }}"),
+    "the last thought": CHATML.replace("{{ m.content }}", LAST_THOUGHT + "{{ m.content }}"),
+    "a prompt that begins a thought": NO_HISTORY + BEGIN + "<|assistant|><think>\n{% endif %}",
     "a prompt that ends a thought": (
-        NO_HISTORY + BEGIN + "<|assistant|><think>\n\n</think>\n\n{% endif %}",
-        "one two five system five_system",
+        NO_HISTORY + BEGIN + "<|assistant|><think>\n\n</think>\n\n{% endif %}"
     ),
 }
-BEGUN = ("a prompt that begins a thought", "a prompt that ends a thought")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer([text for text, _ in TEMPLATES.values()])
+    return build_tokenizer([*TEMPLATES.values()])
 
 
 def learned_texts(columns: dict[str, list[Any]], tokenizer: Any) -> list[list[str]]:
@@ -146,16 +101,6 @@ def test_a_tokenizer_that_marks_the_first_word_gives_the_same_ids() -> None:
     for name in ("one", "five", "five_system"):
         encoder = Encoder(tokenizer, Template.chat)
         assert compare_with_transformers(encoder, tokenizer, name) == "equal"
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_ids_are_those_of_transformers_or_a_reason_is_counted(tokenizer, template: str) -> None:
-    tokenizer.chat_template, rendered = TEMPLATES[template]
-    encoder = Encoder(tokenizer, Template.chat)
-    found = {name: compare_with_transformers(encoder, tokenizer, name) for name in TALKS}
-    kind = "begun" if template in BEGUN else "equal"
-    assert {name for name in TALKS if found[name] in ("equal", "begun")} == set(rendered.split())
-    assert {found[name] for name in rendered.split()} == {kind}
 
 
 # ------------------------------------------------------------------------------ what is learned
@@ -215,7 +160,7 @@ def test_a_long_conversation_is_learned_as_far_as_it_fits(tokenizer) -> None:
 
 
 def test_a_template_that_rewrites_the_history_gives_an_example_per_answer(tokenizer) -> None:
-    tokenizer.chat_template, _ = TEMPLATES["the last thought"]
+    tokenizer.chat_template = TEMPLATES["the last thought"]
     columns = columns_of(read(TALKS["thoughts"]), tokenizer, Template.chat)
     assert columns["row"] == [0, 0]
     assert learned_texts(columns, tokenizer) == [
@@ -226,26 +171,19 @@ def test_a_template_that_rewrites_the_history_gives_an_example_per_answer(tokeni
 
 
 @pytest.mark.parametrize(
-    ("template", "talk", "texts"),
+    ("talk", "end", "texts"),
     [
-        (0, "inline", ["They greet.\n</think>\n\nHello.<|im_end|>"]),
-        (
-            0,
-            "thoughts",
-            [
-                f"{t}\n</think>\n\n{a}<|im_end|>"
-                for t, a in (("They greet.", "Hello."), ("They ask.", "Well."))
-            ],
-        ),
-        (1, "one", ["  def a0():\n<|im_end|>"]),
+        ("inline", "begins", ["They greet.\n</think>\n\nHello."]),
+        ("thoughts", "begins", ["They greet.\n</think>\n\nHello.", "They ask.\n</think>\n\nWell."]),
+        ("one", "ends", ["  def a0():\n"]),
     ],
 )
 def test_an_answer_continues_what_its_prompt_has_begun(
-    tokenizer, template: int, talk: str, texts: list[str]
+    tokenizer, talk: str, end: str, texts: list[str]
 ) -> None:
-    tokenizer.chat_template, _ = TEMPLATES[BEGUN[template]]
+    tokenizer.chat_template = TEMPLATES[f"a prompt that {end} a thought"]
     columns = columns_of(read(TALKS[talk]), tokenizer, Template.chat)
-    assert learned_texts(columns, tokenizer) == [[text] for text in texts]
+    assert learned_texts(columns, tokenizer) == [[f"{text}<|im_end|>"] for text in texts]
 
 
 def test_messages_of_weight_0_are_read_and_not_learned(tokenizer) -> None:
@@ -271,7 +209,7 @@ def test_only_good_responses_are_learned(tokenizer) -> None:
 
 
 def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokenizer) -> None:
-    tokenizer.chat_template, _ = TEMPLATES["all thoughts"]
+    tokenizer.chat_template = TEMPLATES["all thoughts"]
     *asked, last = TALKS["thoughts"]
     row = {"prompt": asked, "chosen": [last], "rejected": [answer("No.")]}
     fine = row | {"chosen": [answer("Well.")]}
@@ -340,7 +278,7 @@ SPECIAL = ["<|im_start|>", "<|im_end|>", "<|assistant|>", "<|end|>", "<s>", "<|p
     template=st.sampled_from(["turns", "channels", "the system in the first turn"]),
 )
 def test_no_text_changes_the_number_of_turns(tokenizer, texts: list[str], template: str) -> None:
-    tokenizer.chat_template, _ = TEMPLATES[template]
+    tokenizer.chat_template = TEMPLATES[template]
     texts = [f"a{text}" for text in texts[: len(texts) // 2 * 2]]
     talk = [(user, answer)[n % 2](text) for n, text in enumerate(texts)]
     plain = [(user, answer)[n % 2]("a") for n in range(len(texts))]

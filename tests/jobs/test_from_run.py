@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -35,20 +36,22 @@ def taken(compose: Compose, source: Path, *words: str) -> RunConfig:
     return to_run_config(cfg)
 
 
-def test_other_ranks_are_not_bound_to_the_planned_micro_batches(
-    compose: Compose, source: Path
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # the command of the finished run set reward's micro-batches, its plan SFT's
+        ([], {"sft.batch_size": 32, "sft.micro_batch_size": None, "reward.micro_batch_size": 4}),
+        (["reward.micro_batch_size=2"], {"reward.micro_batch_size": 2}),  # changes no result
+        (["sft.micro_batch_size=16"], {"sft.micro_batch_size": 16}),
+        (["data.ptx_path=corpus"], {"data.ptx_path": "corpus"}),
+        (["data.cache_dir=elsewhere"], {"data.cache_dir": "elsewhere"}),
+    ],
+)
+def test_what_the_finished_run_does_not_determine(
+    words: list[str], expected: dict[str, object], compose: Compose, source: Path
 ) -> None:
-    config = taken(compose, source, *TWO_RANKS)
-    assert (config.sft.batch_size, config.sft.micro_batch_size) == (32, None)
-    assert config.reward.micro_batch_size == 4, "the command of the finished run set it"
-
-
-def test_a_command_may_set_micro_batches_which_change_no_result(
-    compose: Compose, source: Path
-) -> None:
-    words = ["reward.micro_batch_size=2", "sft.micro_batch_size=16"]
     config = taken(compose, source, *TWO_RANKS, *words)
-    assert (config.reward.micro_batch_size, config.sft.micro_batch_size) == (2, 16)
+    assert {key: attrgetter(key)(config) for key in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -88,13 +91,6 @@ def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
     assert "micro_batch" not in line
     again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
     assert describe_differences_from_source(again) == []
-
-
-def test_the_corpus_of_ppo_and_the_cache_are_the_new_runs_own(
-    compose: Compose, source: Path
-) -> None:
-    config = taken(compose, source, "data.ptx_path=corpus", "data.cache_dir=elsewhere")
-    assert (config.data.ptx_path, config.data.cache_dir) == ("corpus", "elsewhere")
 
 
 BRIEF = "+rewards.brief={kind: length, most: 12}"

@@ -36,6 +36,8 @@ def definitions(tmp_path: Path) -> Path:
     (tmp_path / "pets.yaml").write_text(text)
     (tmp_path / "list.yaml").write_text("- a\n")
     (tmp_path / "torn.yaml").write_text("a: [1\n")
+    (tmp_path / "deep.yaml").write_text("[" * 5000)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
     text = "seeds: 2\nminutes: 30\nphase: sft\ngrid: {sft.epochs: [1, 2]}\n"
     text += "zip:\n  model: [tiny, opt_125m]\n  sft.batch_size: [16, 8]\n"
     (tmp_path / "pairs.yaml").write_text(text)
@@ -157,10 +159,13 @@ def test_command_wins_over_the_definition(definitions: Path) -> None:
         (["-m", "dollars=-1"], r"^dollars=-1: must be"),
         (
             ["-m", "sweep=cats"],
-            r"^sweep=cats: no such file in .*; choose one of list, pairs, pets, torn$",
+            r"^sweep=cats: no such file in .*; choose one of deep, latin, list, pairs, pets, t",
         ),
         (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
         (["-m", "sweep=torn"], r"^sweep=torn: cannot be read \("),
+        (["-m", "sweep=deep"], r"^sweep=deep: cannot be read \("),
+        (["-m", "sweep=latin"], r"^sweep=latin: cannot be read \("),
+        (["-m", f"sweep={'x' * 300}"], r"^sweep=x+: cannot be read \(File name too long"),
     ],
 )
 def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:

@@ -59,7 +59,8 @@ def profile(compose: Compose, name: str) -> HardwareConfig:
     return to_run_config(compose(["model=opt_125m", f"hardware={name}"])).hardware
 
 
-def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path) -> None:
+def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path, compose: Compose) -> None:
+    assert profile(compose, "auto") == profile(compose, "cpu")
     machine = find_hardware((tmp_path / "none",))
     assert (machine.profile, machine.found) == ("cpu", {})
     assert machine.notice == "hardware=auto: this machine's CPU, as it has no GPU"
@@ -73,10 +74,6 @@ def test_the_default_is_said_with_the_plan(tmp_path: Path) -> None:
     assert "hardware=auto" not in named.stdout
 
 
-def test_auto_on_a_cpu_is_cpu(compose: Compose) -> None:
-    assert profile(compose, "auto") == profile(compose, "cpu")
-
-
 def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
     found, named = put(), profile(compose, "a100_40g")
     assert (found.device, found.ranks_per_node, found.dtype) == ("cuda", 1, "bf16")
@@ -88,56 +85,49 @@ def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
     )
 
 
-def test_eight_gpus_are_a_node(
+def test_eight_gpus_are_a_node_and_what_the_command_sets_stays(
     gpu: Gpu, put: Put, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     found, named = put(), profile(compose, "8xa100_40g")
     assert (found.ranks_per_node, found.network_bandwidth_gb) == (8, named.network_bandwidth_gb)
     assert found.price_per_hour == named.price_per_hour
+    typed = put("hardware.ranks_per_node=1", "hardware.dtype=fp32")
+    assert (typed.device, typed.ranks_per_node, typed.dtype) == ("cuda", 1, "fp32")
     find_hardware.cache_clear()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert (put().ranks_per_node, put().price_per_hour) == (2, None)
-
-
-def test_what_the_command_sets_stays(gpu: Gpu, put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    found = put("hardware.ranks_per_node=1", "hardware.dtype=fp32")
-    assert (found.device, found.ranks_per_node, found.dtype) == ("cuda", 1, "fp32")
 
 
 def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -> None:
     assert put("hardware=h100_80g", choice="h100_80g") == profile(compose, "h100_80g")
 
 
-@pytest.mark.parametrize("gpu", [PART], indirect=True)
-def test_a_part_of_a_gpu_has_its_own_memory(gpu: Gpu) -> None:
+WHOLE = "rates of a100_40g, the whole card (this part of it is slower than planned)"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "reason", "memory"),
+    [
+        (PART, "a100_40g", WHOLE, 19.6),
+        (UNKNOWN_CARD, UNKNOWN, "planned times are a guess)", 94.9),
+    ],
+    indirect=["gpu"],
+)
+def test_a_part_of_a_gpu_and_a_card_without_a_profile_are_used(
+    gpu: Gpu, name: str, reason: str, memory: float
+) -> None:
     machine = find_hardware(SIGN)
-    assert machine.profile == "a100_40g"
-    assert machine.reason.endswith(
-        "rates of a100_40g, the whole card (this part of it is slower than planned)"
-    )
-    assert machine.found["memory_gib"] == pytest.approx(19.6)
+    assert machine.profile == name
+    assert machine.reason.endswith(reason)
+    assert machine.found["memory_gib"] == pytest.approx(memory)
 
 
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
-def test_a_gpu_that_cannot_be_used_is_no_gpu(gpu: Gpu, put: Put) -> None:
-    with pytest.raises(
-        CapabilityError, match=r"device=cuda with hardware=auto, .* \(sm_70\) is none"
-    ):
+def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, put: Put, monkeypatch) -> None:
+    message = r"device=cuda with hardware=auto, .* \(sm_70\) is none"
+    with pytest.raises(CapabilityError, match=message):
         put("hardware.device=cuda")
-
-
-@pytest.mark.parametrize("gpu", [UNKNOWN_CARD], indirect=True)
-def test_a_card_without_a_profile_is_used_all_the_same(gpu: Gpu) -> None:
-    machine = find_hardware(SIGN)
-    assert machine.profile == UNKNOWN
-    assert machine.reason.endswith("planned times are a guess)")
-    assert machine.found["memory_gib"] == pytest.approx(94.9)
-
-
-@pytest.mark.parametrize("gpu", [V100], indirect=True)
-def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, monkeypatch) -> None:
     machine = find_hardware(SIGN)
     assert machine.profile == "cpu"
     assert machine.reason.startswith(

@@ -14,6 +14,7 @@ from rlhf.look.inspection import Look as Figures
 from rlhf.look.look_command import main, print_look
 from rlhf.look.shown_examples import ShownExample, Span
 from rlhf.run.console import Console
+from tests.data.row_tables import write
 from tests.documents import read_document
 
 Look = Callable[..., str]
@@ -31,12 +32,6 @@ def look(capsys: pytest.CaptureFixture[str]) -> Look:
     return run
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def pairs(count: int, start: int = 0) -> list[dict[str, str]]:
     numbers = range(start, start + count)
     return [
@@ -48,6 +43,7 @@ def pairs(count: int, start: int = 0) -> list[dict[str, str]]:
 def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) -> None:
     bad = [{"prompt": "a", "chosen": "", "rejected": "b"}]
     train = [each | {"note": "n"} for each in pairs(40) + bad]
+    (tmp_path / "pets").mkdir()
     write(tmp_path / "pets" / "train.jsonl", train)
     write(tmp_path / "pets" / "val.jsonl", pairs(10, start=35))
     said = look(tmp_path / "pets")
