@@ -8,13 +8,12 @@ import pytest
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.config.choices import Phase
-from rlhf.data.reading import load_datasets
-from rlhf.data.splits import blend_datasets, divide_over_phases
 from rlhf.data.tokens import find_token_limit, tokenise
 from rlhf.jobs import read_loads as reading
 from rlhf.jobs.read_loads import CountedData, read_loads
 from rlhf.models.tokenizers import load_or_train_tokenizer
 from rlhf.plan.plan import plan_run
+from rlhf.runtime.run_data import load_phase_data
 from tests.plan.planned import Compose, changed, run_of
 
 pytestmark = pytest.mark.slow
@@ -40,11 +39,7 @@ def test_counts_are_those_of_the_phases(compose: Compose, tmp_path: Path) -> Non
     config = changed(config, ppo={"rollout_batch_size": 8, "mini_batch_size": 8})
     loads = read_loads(config).loads
     assert loads is not None
-    data = config.data
-    divided = divide_over_phases(
-        load_datasets(data, seed=config.seed), split=data.split, eval_share=data.eval_share, seed=1
-    )
-    parts = {phase: blend_datasets(of_sets, seed=config.seed) for phase, of_sets in divided.items()}
+    parts = load_phase_data(config, lambda _: None)
     texts = (
         text for part in parts.values() for record in part.train for text in record.texts if text
     )

@@ -44,22 +44,36 @@ def definitions(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def expanded(words: list[str], definitions: Path) -> list[str]:
-    return expand_sweep(words, definitions)[0]
-
-
 def folders_of(words: list[str], definitions: Path) -> str:
     new, growing = expand_sweep(words, definitions)
     found = add_sweep_folders(new, words, growing)
     return next(word for word in found if word.startswith("hydra.sweep.dir="))
 
 
-def test_definition_takes_the_place_of_its_name(definitions: Path) -> None:
-    defined = ["ppo.kl_ctl=0.1,0.2", "ppo.kl_target=null,6", "lora=default", "plan=false"]
-    asked = expanded(["-m", "sweep=pets", "seed=1,2"], definitions)
-    assert asked == ["-m", *defined, "seed=1,2"], "flags do not come between overrides"
-    assert expanded(["sweep=pets", "-m"], definitions) == [*defined, "-m"]
-    assert expanded(["-m", "seed=1,2"], definitions) == ["-m", "seed=1,2"]
+PETS = ["ppo.kl_ctl=0.1,0.2", "ppo.kl_target=null,6", "lora=default", "plan=false"]
+# A weight of 0 is not the default weight, and false not a default of true.
+MAPPING = "{gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-m", "sweep=pets", "seed=1,2"], ["-m", *PETS, "seed=1,2"]),  # no flag between overrides
+        (["sweep=pets", "-m"], [*PETS, "-m"]),
+        (["-m", "seed=1,2"], ["-m", "seed=1,2"]),
+        (
+            ["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"],  # the command wins
+            ["-m", PETS[1], PETS[3], "ppo.kl_ctl=0.5", "+lora=none"],
+        ),
+        (["-m", "sweep=pets", "seeds=2"], ["-m", *PETS, "seed=range(1,3)"]),
+        (["-m", "sweep=judged"], ["-m", f"rewards={MAPPING}"]),
+    ],
+)
+def test_a_definition_takes_the_place_of_its_name(
+    words: list[str], expected: list[str], definitions: Path
+) -> None:
+    (definitions / "judged.yaml").write_text(f"rewards:\n- {MAPPING}\n")
+    assert expand_sweep(words, definitions)[0] == expected
 
 
 PAIRED = "hydra.sweeper.paired=[[model,sft.batch_size]]"
@@ -89,7 +103,6 @@ def test_the_command_replaces_words_of_the_file(definitions: Path) -> None:
     assert words[-1] == "seed=7"
     assert not any(word.startswith("seed=range") for word in words)
     assert "seed" not in growing
-    assert expanded(["-m", "sweep=pets", "seeds=2"], definitions)[-1] == "seed=range(1,3)"
 
 
 def test_folders_of_sweeps_that_have_begun_stay(definitions: Path) -> None:
@@ -134,64 +147,45 @@ def test_one_value_that_may_get_company_names_folders_too(definitions: Path) -> 
     assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[phase]"
 
 
-def test_a_mapping_keeps_each_of_its_values(definitions: Path) -> None:
-    """A weight of 0 is not the default weight, and false not a default of true."""
-    text = "rewards:\n- {gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}\n"
-    (definitions / "judged.yaml").write_text(text)
-    _, word = expanded(["-m", "sweep=judged"], definitions)
-    assert word == "rewards={gold: {kind: gold, weight: 0, retries: 0.0, quiet: false, words: []}}"
-
-
-def test_command_wins_over_the_definition(definitions: Path) -> None:
-    words = expanded(["-m", "sweep=pets", "ppo.kl_ctl=0.5", "+lora=none"], definitions)
-    assert words[:3] == ["-m", "ppo.kl_target=null,6", "plan=false"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sweep=pets"], r"^sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
-        (["seeds=5"], r"^seeds=5 is for several runs: python launch\.py -m seeds=5$"),
-        (["-m", "seeds=1.5"], r"^seeds=1\.5: must be a number above 0, of seeds a whole number$"),
-        (["-m", "seeds=0"], r"^seeds=0: must be"),
-        (["-m", "minutes=nan"], r"^minutes=nan: must be"),
-        (["-m", "minutes=inf"], r"^minutes=inf: must be"),
-        (["-m", "dollars=-1"], r"^dollars=-1: must be"),
-        (
-            ["-m", "sweep=cats"],
-            r"^sweep=cats: no such file in .*; choose one of deep, latin, list, pairs, pets, t",
-        ),
-        (["-m", "sweep=list"], r"list\.yaml: must map keys to a value"),
-        (["-m", "sweep=torn"], r"^sweep=torn: cannot be read \("),
-        (["-m", "sweep=deep"], r"^sweep=deep: cannot be read \("),
-        (["-m", "sweep=latin"], r"^sweep=latin: cannot be read \("),
-        (["-m", f"sweep={'x' * 300}"], r"^sweep=x+: cannot be read \(File name too long"),
+        ("sweep=pets", r"sweep=pets is for several runs: python launch\.py -m sweep=pets$"),
+        ("seeds=5", r"seeds=5 is for several runs: python launch\.py -m seeds=5$"),
+        ("-m seeds=1.5", r"seeds=1\.5: must be a number above 0, of seeds a whole number$"),
+        ("-m seeds=0", "seeds=0: must be"),
+        ("-m minutes=nan", "minutes=nan: must be"),
+        ("-m minutes=inf", "minutes=inf: must be"),
+        ("-m dollars=-1", "dollars=-1: must be"),
+        ("-m sweep=cats", r"sweep=cats: no such file in .*; choose one of deep, latin, list, p"),
+        ("-m sweep=list", r".*list\.yaml: must map keys to a value"),
+        ("-m sweep=torn", r"sweep=torn: cannot be read \("),
+        ("-m sweep=deep", r"sweep=deep: cannot be read \("),
+        ("-m sweep=latin", r"sweep=latin: cannot be read \("),
+        (f"-m sweep={'x' * 300}", r"sweep=x+: cannot be read \(File name too long"),
     ],
 )
-def test_wrong_definition_is_refused(definitions: Path, words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        expand_sweep(words, definitions)
+def test_wrong_definition_is_refused(definitions: Path, words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        expand_sweep(words.split(), definitions)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "zip: {a: [1, 2], b: [1, 2, 3]}",
-            r"^sweep=s, zip: a has 2, b has 3 values; .* or use grid",
-        ),
-        ("zip: {a: 1}", r"^sweep=s, zip=\{'a': 1\}: must map keys to lists of values$"),
-        ("grid: [1, 2]", r"^sweep=s, grid=\[1, 2\]: must map keys to lists of values$"),
-        ("grid: {a: [1]}\na: [2]", r"^sweep=s: the file gives a twice; keep one$"),
-        ("seeds: 3\nseed: [2]", r"^sweep=s: the file gives seed twice; keep one$"),
-        ("seeds: true", r"^seeds=True: must be a number above 0"),
+        ("zip: {a: [1, 2], b: [1, 2, 3]}", "sweep=s, zip: a has 2, b has 3 values; .* or use grid"),
+        ("zip: {a: 1}", r"sweep=s, zip=\{'a': 1\}: must map keys to lists of values$"),
+        ("grid: [1, 2]", r"sweep=s, grid=\[1, 2\]: must map keys to lists of values$"),
+        ("grid: {a: [1]}\na: [2]", "sweep=s: the file gives a twice; keep one$"),
+        ("seeds: 3\nseed: [2]", "sweep=s: the file gives seed twice; keep one$"),
+        ("seeds: true", "seeds=True: must be a number above 0"),
     ],
 )
 def test_words_of_a_file_that_mean_nothing_are_refused(
     text: str, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
         expand_sweep(["-m", "sweep=s"], tmp_path)
 
 
@@ -199,7 +193,7 @@ def test_a_definition_that_reads_a_secret_is_refused(
     definitions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (definitions / "pets.yaml").write_text("tracking.project: ['a', '${oc.env:MY_PASSWORD}']\n")
-    assert expanded(["-m", "sweep=pets"], definitions)
+    expand_sweep(["-m", "sweep=pets"], definitions)
     monkeypatch.setenv("MY_PASSWORD", "correcthorsebattery")
     with pytest.raises(ConfigError, match=r"^tracking\.project=a,.* is or holds a key"):
         expand_sweep(["-m", "sweep=pets"], definitions)
@@ -244,17 +238,27 @@ def test_hydra_names_folders_so() -> None:
     assert node.dir == job_folder_name("model.path=a/b")
 
 
-def test_last_value_of_a_key_counts() -> None:
-    words = ["-m", "seed=1", "ppo.steps=2", "seed=1,2"]
+@pytest.mark.parametrize(
+    ("words", "begins", "last"),
+    [
+        (["seed=1,2"], ["seed=1,2"], "seed=1,2"),  # no sweep
+        (["-m", "seed=1"], ["-m", "seed=1"], "hydra/sweeper=jobs"),
+        (
+            ["-m", "seed=1", "ppo.steps=2", "seed=1,2"],
+            ["-m", "ppo.steps=2", "seed=1,2"],  # the last value of a key counts
+            "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]",
+        ),
+        (
+            ["-m", "--cfg", "job", "seed=1,2"],
+            ["-m", "--cfg", "job", "seed=1,2"],  # the value of a flag is no override
+            "hydra.job.config.override_dirname.exclude_keys=[]",
+        ),
+    ],
+)
+def test_overrides_are_added_to_a_sweep(words: list[str], begins: list[str], last: str) -> None:
     found = add_sweep_folders(words, words)
-    assert found[:3] == ["-m", "ppo.steps=2", "seed=1,2"]
-    assert found[-1] == "hydra.job.config.override_dirname.exclude_keys=[ppo.steps]"
-
-
-def test_other_commands_keep_their_folders() -> None:
-    assert add_sweep_folders(["seed=1,2"], ["seed=1,2"]) == ["seed=1,2"]
-    words = ["-m", "seed=1"]
-    assert add_sweep_folders(words, words) == [*words, "hydra/sweeper=jobs"]
+    assert found[: len(begins)] == begins
+    assert found[-1] == last
 
 
 def test_a_folder_of_the_users_own_is_a_sweep_like_any_other() -> None:
@@ -272,8 +276,6 @@ def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None
         assert all("=" in word for word in found[start : start + 4]), found
         with use_temporary_plan_folder(["seed=1,2", "plan=only", "-m"]) as kept:
             assert kept[-2].startswith("hydra.sweep.dir=")
-    words = ["-m", "--cfg", "job", "seed=1,2"]
-    assert add_sweep_folders(words, words)[:4] == words, "the value of a flag is no override"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=str)
