@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
@@ -29,21 +28,12 @@ from rlhf.run.phase_state import (
 )
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
-from tests.zero_settings import zero_config
+from tests.zero_settings import adamw, zero_config
 
 BETA = 0.75
 PADDING = 4  # elements by which shares differ: DeepSpeed aligns the start of a rank's shard
 PLAIN = zero_config(stage=0, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
-CONSTANT = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
-ADAMW = OptimizerSettings(
-    lr=0.1,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=0.0,
-    follow=partial(MovingAverage, beta=BETA),
-    schedule=CONSTANT,
-)
+ADAMW = adamw(max_grad_norm=0.0, follow=partial(MovingAverage, beta=BETA))
 
 
 class Line(torch.nn.Module):
@@ -180,11 +170,8 @@ def check_checkpoint(ranks: Ranks, zero: ZeroConfig, folder: Path) -> None:
     """All ranks save; one rank of another engine reads it, and the other way round, bit for bit."""
     saved, read = (engine_of(ranks, zero, Dtype.fp32) for _ in "ab")
     other = engine_of(ranks, replace(PLAIN, stage=(zero.stage + 1) % 4), Dtype.fp32)
-    optimizer = replace(ADAMW, follow=partial(MovingAverage, beta=BETA))
     settings = EngineSettings(zero=PLAIN, dtype=Dtype.fp32)
-    alone = TorchEngine(
-        Line(), role=Role.actor, settings=settings, ranks=Ranks(), optimizer=optimizer
-    )
+    alone = TorchEngine(Line(), role=Role.actor, settings=settings, ranks=Ranks(), optimizer=ADAMW)
     backward_twice(saved, ranks)
     saved.step()
     digests = sum_digests({"model": saved}, ranks)

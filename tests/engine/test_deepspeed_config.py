@@ -35,23 +35,6 @@ def section_of(role: Role, **changes: Any) -> dict[str, Any]:
     return section
 
 
-def test_the_whole_configuration_of_an_actor_and_of_a_frozen_model() -> None:
-    same = {
-        "train_micro_batch_size_per_gpu": 8,
-        "steps_per_print": 2**31,
-        "wall_clock_breakdown": False,
-        "prescale_gradients": False,
-        "zero_optimization": {"stage": 0},
-    }
-    assert generated(Role.reward) == same | {"gradient_accumulation_steps": 1}
-    assert generated(Role.actor) == same | {
-        "gradient_accumulation_steps": 4,
-        "gradient_clipping": 0.5,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-
-
 @pytest.mark.parametrize(
     ("key", "roles"),
     [

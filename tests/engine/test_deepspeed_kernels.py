@@ -48,15 +48,10 @@ def test_kernels_need_the_compiler_of_torchs_cuda(
         require_capabilities(config)
 
 
-def test_the_right_compiler_is_enough(
+def test_the_right_compiler_is_enough_and_other_runs_need_none(
     gpu: Gpu, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    give_nvcc(monkeypatch, tmp_path, "13.0")
-    require_capabilities(config_of(compose, "zero=stage3", "zero.quantize_weights=true"))
-
-
-def test_other_runs_need_no_compiler(
-    gpu: Gpu, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
     require_capabilities(config_of(compose, "zero=stage3"))
+    give_nvcc(monkeypatch, tmp_path, "13.0")
+    require_capabilities(config_of(compose, "zero=stage3", "zero.quantize_weights=true"))

@@ -10,9 +10,10 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
+from tests.zero_settings import adamw
 
 
 @pytest.mark.slow
@@ -26,14 +27,7 @@ def test_a_share_of_the_learning_rate_is_taken_from_the_next_step_on(stage: int)
         settings=EngineSettings(zero=zero(stage=stage), dtype=Dtype.fp32),
         plan=BatchPlan(per_rank=1, micro=1, accumulation=1),
         ranks=current_ranks(Device.cpu),
-        optimizer=OptimizerSettings(
-            lr=0.1,
-            betas=(0.0, 0.0),
-            eps=1e-12,
-            weight_decay=0.0,
-            max_grad_norm=0.0,
-            schedule=linear,
-        ),
+        optimizer=adamw(betas=(0.0, 0.0), eps=1e-12, max_grad_norm=0.0, schedule=linear),
     )
     reported, moved = [], []
     for scale in (1.0, 0.5, 0.5, 1.0):

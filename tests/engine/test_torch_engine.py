@@ -24,12 +24,11 @@ from rlhf.options.average.models import MovingAverage
 from rlhf.options.replay.steps import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
+from tests.zero_settings import CONSTANT, adamw
 
 LINEAR = build_lr_schedule("linear", warmup_steps=2, total_steps=9, min_ratio=0.1)
-ADAMW = OptimizerSettings(
+ADAMW = adamw(
     lr=0.02,
-    betas=(0.9, 0.95),
-    eps=1e-8,
     weight_decay=0.1,
     lr_of=lambda name: 0.05 if "lora_" in name else None,
     follow=partial(MovingAverage, beta=0.75),
@@ -137,9 +136,8 @@ def test_a_run_is_that_of_deepspeed(stage: int, dtype: Dtype, tolerance: float) 
 
 def test_each_group_has_its_rate_and_decay() -> None:
     """Where a gradient is 0, only decay moves a weight; else the first step is the rate itself."""
-    constant = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
     for stage in (0, 1):
-        settings = replace(ADAMW, weight_decay=0.5, follow=None, schedule=constant)
+        settings = replace(ADAMW, weight_decay=0.5, follow=None, schedule=CONSTANT)
         engine = engine_of(stage=stage, optimizer=settings, dtype=Dtype.fp32)
         before = weights(engine)
         engine.module.head.weight.register_hook(torch.zeros_like)

@@ -64,29 +64,27 @@ def test_stage_0_computes_in_bf16_where_deepspeed_sees_the_autocast(
     assert set(dtypes) == {torch.bfloat16}
 
 
+def average_of(weights: Tensor) -> MovingAverage:
+    """The average on the host of weights after one step, which leaves them as they are."""
+    start = weights.clone()
+    average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
+    weights += 1.0
+    average.update()
+    with average.swap_in():
+        torch.testing.assert_close(weights, start + 0.25)
+    assert torch.equal(weights, start + 1.0)
+    return average
+
+
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4)])
 def test_chunks_change_nothing(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masters, "CHUNK", 4)
-    weights = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    start = weights.clone()
-    average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
-    weights += 1.0
-    average.update()
-    with average.swap_in():
-        torch.testing.assert_close(weights, start + 0.25)
-    assert torch.equal(weights, start + 1.0)
+    average_of(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
 
 
 def test_beside_a_gpu_the_average_is_pinned(gpu: Gpu) -> None:
-    weights = torch.randn(40, generator=torch.Generator().manual_seed(1)).cuda()
-    start = weights.clone()
-    average = MovingAverage(Masters([weights], lambda: None), beta=0.75, on_host=True)
+    average = average_of(torch.randn(40, generator=torch.Generator().manual_seed(1)).cuda())
     assert all(kept.is_pinned() for kept in average._average)
-    weights += 1.0
-    average.update()
-    with average.swap_in():
-        torch.testing.assert_close(weights, start + 0.25)
-    assert torch.equal(weights, start + 1.0)
 
 
 class Int8:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import LogprobOptions, SequenceBatch, TokenPositions
 from rlhf.config.batches import BatchPlan
@@ -15,17 +14,16 @@ from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
 from tests.models_on_disk import small_tokenizer, source_of
-from tests.zero_settings import zero_config
+from tests.zero_settings import adamw, zero_config
 
 OPTIONS = LogprobOptions(0.8, entropy_gradient=True)
 
 
 def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEngine:
-    constant = build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0)
     zero = zero_config(stage=3, engine=TrainingEngine.deepspeed, param_persistence_threshold=0)
     return DeepSpeedEngine(
         module,
@@ -33,14 +31,7 @@ def engine_of(module: torch.nn.Module, ranks: Ranks, role: Role) -> DeepSpeedEng
         settings=EngineSettings(zero=zero, dtype=Dtype.fp32),
         plan=BatchPlan(per_rank=2, micro=2, accumulation=1),
         ranks=ranks,
-        optimizer=OptimizerSettings(
-            lr=0.1,
-            betas=(0.9, 0.95),
-            eps=1e-8,
-            weight_decay=0.0,
-            max_grad_norm=1.0,
-            schedule=constant,
-        ),
+        optimizer=adamw(),
     )
 
 

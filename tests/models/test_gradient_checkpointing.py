@@ -10,7 +10,9 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from rlhf.base.errors import CapabilityError
+from rlhf.config.freeze import to_run_config
 from rlhf.models.build import ModelSource, build_actor, build_scorer
+from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
 
@@ -95,25 +97,9 @@ def test_sampling_still_uses_the_cache(family, tokenizer, no_noise) -> None:
     assert torch.equal(*texts)
 
 
-def test_it_comes_from_the_config_or_the_argument(tmp_path: Path) -> None:
-    from rlhf.config.choices import ModelInit
-    from rlhf.config.schema.model import LearningRates, ModelConfig
-
-    config = ModelConfig(
-        init=ModelInit.pretrained,
-        path="somewhere",
-        revision=None,
-        tokenizer=None,
-        end_token=None,
-        vocab_size=300,
-        architecture={},
-        dropout=0.5,
-        learning_rates=LearningRates(sft=1, reward=1, actor=1, critic=1, dpo=1),
-        compile=False,
-        gradient_checkpointing=True,
-        attention="eager",
-        trust_remote_code=False,
-    )
+def test_it_comes_from_the_config_or_the_argument(compose: Compose, tmp_path: Path) -> None:
+    words = ["model.gradient_checkpointing=true", "model.dropout=0.5", "model.attention=eager"]
+    config = to_run_config(compose(words)).model
     assert ModelSource.from_config(config, key="model").gradient_checkpointing
     plain = ModelSource.from_folder(tmp_path, base=config)
     assert (plain.gradient_checkpointing, plain.dropout, plain.attention) == (False, 0.0, "eager")

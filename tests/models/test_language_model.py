@@ -84,8 +84,10 @@ def test_picked_tokens_have_the_logprobs_and_the_gradient_of_the_models_logits(f
 def test_no_picks_are_no_error(family: str) -> None:
     policy, none_N = LanguageModel(model_of(family)), torch.zeros(0, dtype=torch.long)
     found = policy(sequences()[0], TokenPositions(none_N, none_N, none_N))
-    assert found.logprobs_N.shape == (0,)
+    assert found.logprobs_N.shape == found.entropy_N.shape == (0,)
     found.logprobs_N.sum().backward()
+    slopes = [p.grad for p in policy.parameters() if p.grad is not None]
+    assert not any(slope.any() for slope in slopes)  # nor is any NaN
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -248,14 +248,6 @@ def test_softmaxes_in_blocks_have_the_gradient_of_their_differences() -> None:
     assert torch.autograd.gradcheck(found, given[:3], fast_mode=True)  # along random directions
 
 
-def test_of_no_tokens_nothing_is_told() -> None:
-    given = layer(count=0)
-    found = fused_logprobs(*given)
-    assert found.logprobs_N.shape == found.entropy_N.shape == (0,)
-    for slope, leaf in zip(slopes(given, found.logprobs_N.sum()), given[:3], strict=True):
-        assert slope.equal(torch.zeros_like(leaf))
-
-
 def test_nothing_as_large_as_the_logits_is_kept_and_only_what_learns_gets_a_gradient() -> None:
     given = layer()
     frozen = given._replace(weight_VH=given.weight_VH.detach())

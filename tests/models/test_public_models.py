@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from rlhf.base.errors import CheckpointError, RlhfError
-from rlhf.config.freeze import to_run_config
+from rlhf.base.errors import CheckpointError
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
-from rlhf.runtime.start_checks import check_before_start
-from tests.conftest import Compose
-from tests.models_on_disk import SMALL, save_base, small_tokenizer
+from tests.models.test_damaged_folders import (
+    TOKENIZER,
+    WEIGHTS,
+    Weights,
+    build,
+    change_json,
+    change_weights,
+)
+from tests.models_on_disk import SMALL, save_base
 from tests.plain_engine import PlainEngine
 
-TOKENIZER = small_tokenizer()
-WEIGHTS = "model.safetensors"
 Make = Callable[[Path], Any]
 
 
@@ -38,40 +40,28 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build(folder: Path) -> Any:
-    return build_actor(ModelSource(key="model.path", path=str(folder)), TOKENIZER, seed=1)
-
-
 def words_of(folder: Path) -> Any:
     return load_tokenizer(folder, key="model.path")
 
 
-def write_json(file: Path, **fields: Any) -> None:
-    known = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(known | fields))
-
-
 def change_config(**fields: Any) -> Make:
-    return lambda folder: write_json(folder / "config.json", **fields)
+    return lambda folder: change_json(folder / "config.json", **fields)
 
 
-def only_config(**fields: Any) -> Make:
+def only(name: str, **fields: Any) -> Make:
+    """Leave one file of JSON in a folder."""
+
     def make(folder: Path) -> None:
         shutil.rmtree(folder)
         folder.mkdir()
-        write_json(folder / "config.json", **fields)
+        (folder / name).write_text(json.dumps(fields))
 
     return make
 
 
 def only_adapter(base: str) -> Make:
-    def make(folder: Path) -> None:
-        shutil.rmtree(folder)
-        folder.mkdir()
-        fields = {"peft_type": "LORA", "base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
-        write_json(folder / "adapter_config.json", r=4, target_modules=["q_proj"], **fields)
-
-    return make
+    fields = {"peft_type": "LORA", "base_model_name_or_path": base, "task_type": "CAUSAL_LM"}
+    return only("adapter_config.json", r=4, target_modules=["q_proj"], **fields)
 
 
 def make_gguf(folder: Path) -> None:
@@ -95,7 +85,7 @@ def make_trainer_output(folder: Path) -> None:
 # Row of the list, the folder, what is loaded from it, and parts of the refusal.
 REFUSED: list[tuple[float, Make, Make, list[str]]] = [
     *(
-        (42, only_config(model_type=kind), words_of, ["not hold a tokenizer", "model.tokenizer="])
+        (42, only("config.json", model_type=kind), words_of, ["hold a tokenizer", "l.tokenizer="])
         for kind in ("qwen2", "gpt2", "opt", "gpt_neox", "llama")
     ),
     (44, only_adapter("nobody/has-this"), build, ["base_model_name_or_path=nobody/has-this"]),
@@ -125,15 +115,18 @@ def test_folders_are_refused_by_name(
 
 
 def tie_with_copy(folder: Path) -> None:
-    weights = load_file(folder / WEIGHTS)
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    write_json(folder / "config.json", tie_word_embeddings=True)
+    def copy(weights: Weights) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    change_weights(folder, copy)
+    change_json(folder / "config.json", tie_word_embeddings=True)
 
 
 def save_halves(folder: Path) -> None:
-    weights = {name: each.bfloat16() for name, each in load_file(folder / WEIGHTS).items()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    def halve(weights: Weights) -> None:
+        weights |= {name: each.bfloat16() for name, each in weights.items()}
+
+    change_weights(folder, halve)
 
 
 def save_shards(folder: Path) -> None:
@@ -184,21 +177,6 @@ def test_a_tokenizer_without_padding_pads_with_its_end(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     found = words_of(tmp_path)
     assert found.pad_token == found.eos_token == "<|end|>"
-
-
-def test_layers_without_a_cache_are_refused_before_training(
-    compose: Compose, tmp_path: Path
-) -> None:
-    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    size = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    config = {"model_type": "lfm2", "vocab_size": 272, "num_key_value_heads": 2} | size | layers
-    write_json(tmp_path / "config.json", **config)
-    words = ["model=pretrained", f"model.path={tmp_path}", "data.template=plain"]
-    words += ["phase=pipeline_rule", "model@reward_model=gold"]
-    words += ["ppo.advantage_estimator=reinforce_pp"]
-    with pytest.raises(RlhfError, match=r"layers that do not cache .*use rollout=hf"):
-        check_before_start(to_run_config(compose(words)))  # 48
-    check_before_start(to_run_config(compose([*words, "rollout=hf"])))
 
 
 WINDOW = {"sliding_window": 4, "intermediate_size": 16, "num_key_value_heads": 1, "head_dim": 8}

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rlhf.base.decoder_modules import kv_cache_parameter_name
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.shapes import shape_of
+from rlhf.models.shapes import ModelShape, shape_of
 from rlhf.options.lora.models import is_adapter_name
 from tests.conftest import CONF
 from tests.lora_settings import adding, lora_config
@@ -79,6 +78,12 @@ def model(architecture: dict[str, Any], **changes: Any) -> ModelConfig:
     return ModelConfig(**fields | changes)
 
 
+def known_shape(architecture: dict[str, Any], **changes: Any) -> ModelShape:
+    shape = shape_of(model(architecture, **changes))
+    assert shape is not None
+    return shape
+
+
 def parameters(auto_class: Any, architecture: dict[str, Any], **fields: Any) -> int:
     from transformers import AutoConfig
 
@@ -95,8 +100,7 @@ def test_weights_are_those_of_transformers(name: str) -> None:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     architecture = ARCHITECTURES[name]
-    shape = shape_of(model(architecture))
-    assert shape is not None
+    shape = known_shape(architecture)
     assert shape.weights == parameters(AutoModelForCausalLM, architecture)
     scorer = parameters(AutoModelForSequenceClassification, architecture, num_labels=1)
     assert shape.scorer_weights == scorer
@@ -110,43 +114,27 @@ def test_adapters_are_those_of_peft(name: str) -> None:
     spec = lora_config(rank=3, alpha=1.0)
     module = build_actor(source, tokenizer, seed=1, extensions=adding(spec))
     adapters = {n: p.numel() for n, p in module.named_parameters() if is_adapter_name(n)}
-    shape = shape_of(model(architecture))
-    assert shape is not None
+    shape = known_shape(architecture)
     assert shape.adapter_weights(3) == sum(adapters.values())
     learning = sum(p.numel() for p in module.parameters() if p.requires_grad)
     assert learning == sum(adapters.values())
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_keys_and_values_are_those_of_transformers_cache(name: str) -> None:
+def test_cache_and_products_are_those_of_transformers(name: str) -> None:
+    """Every token is multiplied with all linear layers but the output's."""
     from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+    from transformers.pytorch_utils import Conv1D
 
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name])).eval()
-    cache = DynamicCache()
+    cache, shape = DynamicCache(), known_shape(MADE[name])
     with torch.no_grad():
         argument = kv_cache_parameter_name(signature(module.forward).parameters)
         module(torch.zeros(2, 5, dtype=torch.long), use_cache=True, **{argument: cache})
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    shape = shape_of(model(MADE[name]))
-    assert shape is not None
     assert held == 2 * 5 * shape.kv_elements_per_token
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_what_every_token_is_multiplied_with(name: str) -> None:
-    """All linear layers but the output's."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.pytorch_utils import Conv1D
-
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MADE[name]))
-    matrices = [
-        layer.weight.numel()
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not module.get_output_embeddings()
-    ]
-    shape = shape_of(model(MADE[name]))
-    assert shape is not None
+    layers = (each for each in module.modules() if each is not module.get_output_embeddings())
+    matrices = [each.weight.numel() for each in layers if isinstance(each, nn.Linear | Conv1D)]
     assert shape.linear_layer_weights == sum(matrices)
 
 
@@ -161,9 +149,7 @@ def test_the_config_of_a_folder_counts_for_its_weights(tmp_path: Path) -> None:
 
 def test_a_trained_tokenizer_says_how_large_the_vocabulary_is() -> None:
     fields = {name: value for name, value in OPT.items() if name != "vocab_size"}
-    shape = shape_of(replace(model(fields), vocab_size=123))
-    assert shape is not None
-    assert shape.vocab == 123
+    assert known_shape(fields, vocab_size=123).vocab == 123
 
 
 BROKEN = ["{", "[1]", "", "{}", '{"model_type": null}', '{"model_type": ["llama"]}', "[" * 100_000]

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.roles import Role
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import ZeroConfig
 from rlhf.options.average.models import MovingAverage
 from tests.engine.test_deepspeed_config import zero
 from tests.lora_settings import adding, lora_config
+from tests.zero_settings import adamw
 
 RANKS = 2
 LORA_RANK = 16
@@ -125,15 +125,7 @@ def measured(
         settings=EngineSettings(zero=group_by_setting(stage, threshold), dtype=Dtype.bf16),
         plan=BatchPlan(per_rank=2, micro=1, accumulation=2),
         ranks=ranks,
-        optimizer=OptimizerSettings(
-            lr=1e-3,
-            betas=(0.9, 0.95),
-            eps=1e-8,
-            weight_decay=0.1,
-            max_grad_norm=1.0,
-            follow=partial(MovingAverage, beta=0.99) if ema else None,
-            schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
-        ),
+        optimizer=adamw(lr=1e-3, follow=partial(MovingAverage, beta=0.99) if ema else None),
     )
     ids_BS = torch.arange(16)[None] + 10 * ranks.rank
     seen: list[Bytes] = []

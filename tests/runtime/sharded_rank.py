@@ -9,14 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings
 from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel, Scorer
@@ -33,18 +32,10 @@ from tests.models_on_disk import (
     source_of,
     whole_state,
 )
-from tests.zero_settings import zero_config
+from tests.zero_settings import adamw, zero_config
 
 LORA = lora_config()
 TRAINED = "stored scorer llama"  # the case in which the engine also takes a step
-ADAMW = OptimizerSettings(
-    lr=0.1,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-    schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=1, min_ratio=1.0),
-)
 RUN: Any = None  # no key is read to save a whole model
 Build = Callable[..., Any]
 
@@ -74,7 +65,7 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     engine = DeepSpeedEngine(
         sharded if is_scorer else LanguageModel(sharded),
         role=Role.critic if name == TRAINED else Role.reward,
-        optimizer=ADAMW if name == TRAINED else None,
+        optimizer=adamw() if name == TRAINED else None,
         **shared,
     )
     tensors = tensors_to_save(inner(sharded))

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.algorithms.schedule import build_lr_schedule
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.batches import BatchPlan
@@ -26,7 +25,7 @@ from rlhf.data.collate import collate_prompts
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
-from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
@@ -55,6 +54,7 @@ from tests.conftest import Compose
 from tests.engine.test_deepspeed_config import zero
 from tests.models_on_disk import save_models
 from tests.rollout.decoder_checks import some_prompts, tiny_model
+from tests.zero_settings import adamw
 
 PROMPT_TOKENS, MAX_TOKENS, MAX_ROWS = 12, 6, 4
 SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=1.0, top_k=0, top_p=1.0)
@@ -64,15 +64,7 @@ SETTINGS = HybridSettings(
 SECTION = {"enabled": True, "max_out_tokens": PROMPT_TOKENS + MAX_TOKENS}
 END = 37
 WORDS: dict[str, Any] = {"pad_id": 0, "stop": StopTexts(train_tokenizer(["a"], vocab_size=260), ())}
-ADAMW = OptimizerSettings(
-    lr=0.05,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-    follow=partial(MovingAverage, beta=0.5),
-    schedule=build_lr_schedule("constant", warmup_steps=0, total_steps=9, min_ratio=1.0),
-)
+ADAMW = adamw(lr=0.05, follow=partial(MovingAverage, beta=0.5))
 
 
 def prompts_of(lengths: tuple[int, ...], device: str = "cpu") -> PromptBatch:
