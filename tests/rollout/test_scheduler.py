@@ -1,5 +1,7 @@
 """Continuous batching, on a decoder that is a table: what it is asked, and what comes out."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -88,6 +90,7 @@ def run(
     limits: list[int] | None = None,
     min_tokens: int = 0,
     table: type[TableDecoder] = TableDecoder,
+    any_rank_works: Callable[[bool], bool] = bool,
 ) -> tuple[list[Request], TableDecoder]:
     limits = limits or [12] * len(prompts)
     requests = [Request(i, p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
@@ -101,7 +104,7 @@ def run(
         end_ids=[END],
         stop=StopTexts(TOKENIZER, []),
         max_rows=max_rows,
-        any_rank_works=bool,
+        any_rank_works=any_rank_works,
     ).run(requests, torch.rand(len(prompts), 12))
     return requests, decoder
 
@@ -135,9 +138,7 @@ def test_prompts_join_a_step_of_the_others() -> None:
     requests, decoder = run(prompts, max_rows=4, limits=limits, table=PackingTable)
     assert decoder.prefills[0] == [2] * 4
     assert len(decoder.decoded) < 1.25 * sum(len(r.ids) for r in requests) / 4
-    assert [r.ids for r in requests] == [
-        expected(p, n) for p, n in zip(prompts, limits, strict=True)
-    ]
+    assert [r.ids for r in requests] == list(map(expected, prompts, limits))
 
 
 def test_prompts_of_like_length_are_taken_together() -> None:
@@ -151,9 +152,7 @@ def test_equal_prompts_that_join_late_share_a_prefill(table: type[TableDecoder])
     prompts, limits = [(9, 9, 9), (8, 8, 8), (7, 7, 7), (3, 4), (3, 4)], [9, 2, 2, 9, 9]
     requests, decoder = run(prompts, max_rows=3, limits=limits, table=table)
     assert decoder.prefills == [[3, 3, 3], [2]]
-    assert [r.ids for r in requests] == [
-        expected(p, n) for p, n in zip(prompts, limits, strict=True)
-    ]
+    assert [r.ids for r in requests] == list(map(expected, prompts, limits))
 
 
 def test_the_end_token_is_barred_until_enough_tokens_are_there() -> None:
@@ -168,21 +167,12 @@ def test_the_end_token_is_barred_until_enough_tokens_are_there() -> None:
 
 def test_a_rank_that_has_finished_goes_on_while_others_work() -> None:
     """As many forward passes on every rank as the busiest one needs."""
-    sampling = SamplingSettings(max_tokens=3, temperature=1.0, top_k=1, top_p=1.0)
-    decoder, asked = TableDecoder(1), []
+    asked: list[bool] = []
 
     def any_rank_works(here: bool) -> bool:
         asked.append(here)
         return len(asked) <= 7
 
-    Scheduler(
-        decoder,
-        sampling,
-        end_ids=[END],
-        stop=StopTexts(TOKENIZER, []),
-        max_rows=1,
-        any_rank_works=any_rank_works,
-    ).run([Request(0, (1, 2), 3)], torch.rand(1, 3))
-    passes = len(decoder.prefills) + len(decoder.decoded)
-    assert passes == 7
+    _, decoder = run([(1, 2)], max_rows=1, limits=[3], any_rank_works=any_rank_works)
+    assert len(decoder.prefills) + len(decoder.decoded) == 7
     assert asked == [True] * 3 + [False] * 5

@@ -65,31 +65,11 @@ def test_a_special_token_is_a_text_too(tokenizer: PreTrainedTokenizerBase) -> No
 
 def byte_fallback() -> PreTrainedTokenizerBase:
     """Pieces with a sign for the space before them; single bytes for what has no piece."""
-    pieces = [
-        "\u2581",
-        "\u2581word",
-        "s",
-        "\u2581and",
-        "o",
-        "r",
-        "e",
-        "\u2581m",
-        "H",
-        ":",
-        "um",
-        "a",
-        "n",
-    ]
+    pieces = "\u2581 \u2581word s \u2581and o r e \u2581m H : um a n".split()
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
     tokenizer = Tokenizer(models.Unigram([(name, 0.0) for name in names], 0, byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 

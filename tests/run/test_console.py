@@ -101,9 +101,7 @@ def test_a_table_holds_titles_keys_and_cells() -> None:
     assert lines[3:] == ["  a [/red] b   1.235", "  c               -2      1"]
 
 
-def test_only_the_main_rank_prints(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_only_the_main_rank_prints(capfd: pytest.CaptureFixture[str]) -> None:
     null = build_console(is_main=False, log_every=1)
     null.say("a")
     null.show("b")

@@ -65,29 +65,23 @@ def test_dropping_takes_the_unfinished_phases_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
 
 
+LINE = b'{"phase": "sft", "step": 1}'
+TORN = [b'{"phase": "sft", "st', b"{", b"12", b'{"phase": "sft\xc3', b"\n\n"]
+
+
 @pytest.mark.parametrize(
-    "torn", [b'{"phase": "sft", "st', b"{", b"12", b'{"phase": "sft\xc3', b"\n\n"]
+    ("content", "left"),
+    [*((LINE + b"\n" + torn, LINE + b"\n") for torn in TORN), (LINE, LINE + b"\n"), (b"", b"")],
 )
-def test_a_torn_last_line_is_dropped(tmp_path: Path, torn: bytes) -> None:
+def test_a_torn_last_line_is_dropped_and_a_whole_one_kept(
+    content: bytes, left: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "m.jsonl"
-    path.write_bytes(b'{"phase": "sft", "step": 1}\n' + torn)
-    drop_lines_of_phases(path, {"ppo"})
-    assert path.read_bytes() == b'{"phase": "sft", "step": 1}\n'
-
-
-def test_a_whole_last_line_without_its_end_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text('{"phase": "sft", "step": 1}')
-    drop_lines_of_phases(path, {"ppo"})
-    assert path.read_text() == '{"phase": "sft", "step": 1}\n'
-
-
-def test_an_empty_file_and_no_file_are_left_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "m.jsonl").touch()
-    drop_lines_of_phases(tmp_path / "m.jsonl", {"ppo"})
-    drop_lines_of_phases(tmp_path / "none.jsonl", {"ppo"})
-    assert (tmp_path / "m.jsonl").read_bytes() == b""
-    assert not (tmp_path / "none.jsonl").exists()
+    path.write_bytes(content)
+    for each in (path, tmp_path / "none.jsonl"):
+        drop_lines_of_phases(each, {"ppo"})
+    assert path.read_bytes() == left
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_broken_line_in_the_middle_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -40,25 +40,16 @@ from tests.runs import ROOT, TINY_RUN, launch, start
 CODE = """
 import sys
 from pathlib import Path
-from rlhf.config.choices import WandbMode
-from rlhf.config.schema.run import TrackingConfig
 from rlhf.base.errors import CapabilityError
+from rlhf.config.choices import WandbMode
 from rlhf.run import wandb_run
 from rlhf.run.tracker import Sample
+from tests.run.test_trackers import run_config
 
 wandb_run.INIT_TIMEOUT_SECONDS = 1.0
 wandb_run.INIT_ATTEMPTS = 2
-config = TrackingConfig(
-    wandb=WandbMode(sys.argv[1]),
-    project="rlhf",
-    entity=None,
-    tags=["tiny"],
-    upload=False,
-    tensorboard=False,
-    others=[],
-    show_config=False,
-    log_every=1,
-)
+config = run_config(WandbMode(sys.argv[1])).tracking
+config.tags = ["tiny"]
 try:
     tracker = wandb_run.WandbTracker(
         config,
@@ -102,6 +93,7 @@ class Machine:
         return subprocess.run(
             [sys.executable, "-c", CODE, mode, str(self.run_dir)],
             env=inherited | {"HOME": str(self.home)} | env,
+            cwd=ROOT,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -228,9 +220,11 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
 class FakeRun:
     """A W&B run that remembers what was logged."""
 
-    def __init__(self, **summary: int) -> None:
+    id = "a1"
+
+    def __init__(self) -> None:
         self.logged: list[dict[str, object]] = []
-        self.summary = {name.replace("_step", "/step"): step for name, step in summary.items()}
+        self.summary: dict[str, int] = {}
 
     def define_metric(self, *_: object, **__: object) -> None: ...
 
@@ -239,13 +233,20 @@ class FakeRun:
     def log(self, values: dict[str, object]) -> None:
         self.logged.append(values)
 
-    id = "a1"
-
     def use_artifact(self, artifact: wandb.Artifact) -> None:
         self.used = artifact
 
     def log_artifact(self, artifact: wandb.Artifact, aliases: list[str]) -> None:
         self.model, self.aliases = artifact, aliases
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    """The run that wandb begins, with an account."""
+    run = FakeRun()
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    return run
 
 
 def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
@@ -275,11 +276,7 @@ def test_names_are_those_of_the_config_and_the_sweep(
     assert {key: given[key] for key in expected} == expected
 
 
-def test_samples_come_beside_the_response_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
+def test_samples_come_beside_the_response_before_training(run: FakeRun, tmp_path: Path) -> None:
     tracker = fake_tracker(tmp_path)
     parts = {"gold": 0.5, "exact": 1.0}
     for step, response in ((0, "old"), (10, "new")):
@@ -292,11 +289,7 @@ def test_samples_come_beside_the_response_before_training(
     assert table.data[-1] == [10, "actor", "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
 
 
-def test_a_resumed_run_knows_the_response_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
+def test_a_resumed_run_knows_the_response_before_training(run: FakeRun, tmp_path: Path) -> None:
     files = FileTracker(tmp_path, [].append)
     for step, response in ((0, "old"), (5, "later")):
         files.samples("ppo", step, [Sample("p", response, True, 1.5, 0.25, [])], steps=10)
@@ -333,11 +326,7 @@ def test_the_agent_of_a_sweep_gives_overrides(compose: Compose) -> None:
     assert found == (WandbMode.online, 0.25, 0.125)
 
 
-def test_long_phases_stay_below_a_hundred_increments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
+def test_long_phases_stay_below_a_hundred_increments(run: FakeRun, tmp_path: Path) -> None:
     tracker = fake_tracker(tmp_path)
     for step in range(0, 5001, 5):
         tracker.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, [])], steps=5000)
@@ -362,12 +351,8 @@ def test_a_connection_that_fails_is_tried_again(
     assert attempts == [attempts[0], "teardown", attempts[0], "teardown", attempts[0]]
 
 
-def test_steps_that_the_server_has_are_not_sent_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun(ppo_step=3)
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
+def test_steps_that_the_server_has_are_not_sent_again(run: FakeRun, tmp_path: Path) -> None:
+    run.summary["ppo/step"] = 3
     tracker = fake_tracker(tmp_path, WandbMode.online)
     for step in (2, 3, 4):
         tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
@@ -382,10 +367,9 @@ def test_steps_that_the_server_has_are_not_sent_again(
     assert steps == [*[("ppo/step", 4)] * 3, ("sft/step", 1)]
 
 
-def test_an_online_run_uses_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
+def test_an_online_run_uses_its_data(
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("pets.jsonl", "cats.jsonl"):
         Path(name).write_text("{}\n")
@@ -398,12 +382,7 @@ def test_an_online_run_uses_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
 
 
-def test_an_online_run_of_blended_data_alone_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
+def test_an_online_run_of_blended_data_alone_begins(run: FakeRun, tmp_path: Path) -> None:
     data = {"source": Source.local, "path": None, "sets": {"one": {"path": "nowhere.jsonl"}}}
     config = run_config(WandbMode.online).tracking
     WandbTracker(config, tmp_path, {"data": data}, name="n", group="g", job_type="ppo")
@@ -411,11 +390,7 @@ def test_an_online_run_of_blended_data_alone_begins(
 
 
 @pytest.mark.parametrize("upload", [False, True])
-def test_models_are_referred_to_or_uploaded(
-    upload: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
+def test_models_are_referred_to_or_uploaded(upload: bool, run: FakeRun, tmp_path: Path) -> None:
     weights = tmp_path / "sft" / "model" / "model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")

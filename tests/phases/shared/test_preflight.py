@@ -42,17 +42,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "op_unavailable_reason", lambda _: None)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("gpu")
-def test_the_hybrid_engine_needs_a_model_that_it_knows(compose: Compose) -> None:
-    require_capabilities(hybrid(compose, "llama"))
-    for model_type, words in {"opt": "is skipped by DeepSpeed", "qwen2": "has no layers"}.items():
-        with pytest.raises(CapabilityError, match=f"{model_type} {words}.*use rollout=fast"):
-            require_capabilities(hybrid(compose, model_type))
-    with pytest.raises(CapabilityError, match="num_key_value_heads=4"):
-        require_capabilities(hybrid(compose, "llama", num_key_value_heads=4))
-
-
 @pytest.mark.usefixtures("gpu")
 def test_the_hybrid_engine_does_not_see_adapters(compose: Compose) -> None:
     config = hybrid(compose, "llama")
