@@ -4,7 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,22 @@ def finished(run_dir: Path, *overrides: str, **how: Any) -> Path:
     run = launch(*TINY_RUN, *overrides, f"run_dir={run_dir}", cwd=run_dir.parent, **how)
     assert run.returncode == 0, run.stderr
     return run_dir
+
+
+def wait_for(happened: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until something has happened."""
+    patience = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process; none if it has ended."""
+    try:
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def soaked(cases: Iterable[str], *names: str) -> list[Any]:

@@ -1,6 +1,5 @@
 """Bad input of every kind: one message that says what to mend, and exit code 2."""
 
-import json
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -50,14 +49,6 @@ def refused(answer: Answer, *parts: str) -> None:
         assert part in message
 
 
-def pairs(count: int) -> str:
-    rows = (
-        {"prompt": f"\n\nHuman: {i}\n\nAssistant:", "chosen": f" yes {i}", "rejected": " no"}
-        for i in range(count)
-    )
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
 PPO_ON_FOLDERS = words_that_are_read(
     [
         *(override for override in TINY_RUN if not override.startswith("model.")),
@@ -69,65 +60,34 @@ PPO_ON_FOLDERS = words_that_are_read(
 )
 
 
-# What the folder holds; the command; what the message names.
-CASES = [
-    (pairs(3) + '{"prompt": \n', ["pairs.jsonl, row 4"]),
-    (pairs(40), ["sft phase has", "sft.batch_size=32"]),
-]
+MODELS = {
+    "no checkpoint": (
+        [*TINY_RUN, "model=pretrained", "model.path=folder"],
+        ["model.path=folder", "notes.txt", "config.json"],
+    ),
+    "another tokenizer": (
+        [*PPO_ON_FOLDERS, "reward_model.path=reward"],
+        ["reward_model (reward) and model have different tokenizers"],
+    ),
+    "a language model": (
+        [*PPO_ON_FOLDERS, "reward_model.path=policy"],
+        ["reward_model.path=policy is not a trained reward model", "phase=reward"],
+    ),
+}
 
 
-@pytest.mark.parametrize(("rows", "parts"), CASES, ids=["malformed row", "less than a batch"])
-def test_the_message_names_what_to_mend(
-    rows: str, parts: list[str], answer, tmp_path: Path
-) -> None:
-    (tmp_path / "pairs.jsonl").write_text(rows)
-    refused(answer("data=local", "data.path=pairs.jsonl"), *parts)
-
-
-def test_a_folder_that_is_no_checkpoint(answer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folder_of_another_model_is_refused(name: str, answer, tmp_path: Path) -> None:
+    words, parts = MODELS[name]
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("nothing here")
-    refused(
-        answer(*TINY_RUN, "model=pretrained", "model.path=folder"),
-        "model.path=folder",
-        "notes.txt",
-        "config.json",
-    )
-
-
-def test_reward_model_with_another_tokenizer(answer, tmp_path: Path) -> None:
     save_models(tmp_path, policy="some words", reward="entirely other text")
-    refused(
-        answer(*PPO_ON_FOLDERS, "reward_model.path=reward"),
-        "reward_model (reward) and model have different tokenizers",
-    )
-
-
-def test_a_language_model_is_no_reward_model(answer, tmp_path: Path) -> None:
-    save_models(tmp_path, policy="some words", reward="some words")
-    refused(
-        answer(*PPO_ON_FOLDERS, "reward_model.path=policy"),
-        "reward_model.path=policy is not a trained reward model",
-        "phase=reward",
-    )
+    refused(answer(*words), *parts)
 
 
 def test_fp16_without_masters(answer) -> None:
     reason = "use zero=stage1" if can_train_fp16() else "has no fp16 arithmetic"
     refused(answer(*TINY_RUN, "hardware.dtype=fp16", "zero=stage0"), "fp16", reason)
-
-
-@pytest.mark.parametrize("more", [[], ["hardware.ranks_per_node=2"]], ids=["1 rank", "2 ranks"])
-def test_a_model_that_fast_rollouts_cannot_decode(answer, tmp_path: Path, more: list[str]) -> None:
-    save_models(tmp_path, policy="some words", reward="some words")
-    config = tmp_path / "policy" / "config.json"
-    window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 4}
-    config.write_text(json.dumps(json.loads(config.read_text()) | window))
-    refused(
-        answer(*PPO_ON_FOLDERS, "reward_model.path=reward", *more),
-        "rollout.backend=fast: a model of model_type=mistral attends to 4 tokens at most",
-        "use rollout=hf",
-    )
 
 
 def test_nothing_is_left_of_a_refused_command(answer, tmp_path: Path) -> None:

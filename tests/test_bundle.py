@@ -63,9 +63,8 @@ def test_a_bundle_has_everything_but_the_weights(
         assert {each.date_time for each in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     members = content(bundled)
     about = json.loads(members.pop("bundle.json"))
-    for (
-        name
-    ) in "config.yaml command.txt metrics.jsonl samples.jsonl result.json report.html".split():
+    whole = "config.yaml command.txt metrics.jsonl samples.jsonl result.json report.html"
+    for name in whole.split():
         assert members[name] == (tiny_run / name).read_bytes()
     for phase, model in (("sft", "model"), ("reward", "model"), ("ppo", "actor")):
         names = {"manifest.json", "result.json", f"{model}/README.md"}
@@ -99,10 +98,8 @@ def test_no_secret_and_no_home_folder_is_in_a_bundle(own: Path, tmp_path: Path) 
         assert home.encode() not in text.replace(f"{home}a".encode(), b""), name
     assert members["samples.jsonl"] == before.replace(TOKEN.encode(), b"[redacted]")
     assert REVISION.encode() in members["config.yaml"]
-    assert list(json.loads(members["inputs.json"])["data.path"]) == [
-        "~/a.jsonl",
-        f"{home}a/b.jsonl",
-    ]
+    (files,) = json.loads(members["inputs.json"]).values()
+    assert list(files) == ["~/a.jsonl", f"{home}a/b.jsonl"]
     about = json.loads(members["bundle.json"])
     assert about["run"] == "~/runs/first"
     assert about["changed"]["samples.jsonl"] == file_identity(own / "samples.jsonl")
@@ -122,11 +119,9 @@ def test_an_imported_run_stands_beside_ones_own(
     assert runs([str(tiny_run), "runs", "--json"]) == 0
     rows = read_document("runs", capsys.readouterr().out)["runs"]
     own, other = sorted(rows, key=lambda each: each["imported_from"] or "")
-    varying = {"folder", "imported_from", "bytes"}
-    assert {k: v for k, v in own.items() if k not in varying} == {
-        k: v for k, v in other.items() if k not in varying
-    }
     assert own["imported_from"] is None
+    varying = ("folder", "imported_from", "bytes")
+    assert own == other | {key: own[key] for key in varying}
     assert runs([]) == 0
     assert f"finished, imported, was {tiny_run}, began " in capsys.readouterr().out
     assert runs(["diff", str(tiny_run), row["folder"], "--json"]) == 0
@@ -269,11 +264,8 @@ def test_a_size_that_is_a_lie_fills_no_drive(
     with ZipFile("a.zip", "w", 8) as archive:
         for name, text in members.items():
             archive.writestr(name, b"\0" * 10**7 if name == "metrics.jsonl" else text)
-    told_size = len(members["metrics.jsonl"])
-    data = (
-        Path("a.zip").read_bytes().replace(struct.pack("<L", 10**7), struct.pack("<L", told_size))
-    )
-    Path("a.zip").write_bytes(data)
+    is_size, told_size = (struct.pack("<L", n) for n in (10**7, len(members["metrics.jsonl"])))
+    Path("a.zip").write_bytes(Path("a.zip").read_bytes().replace(is_size, told_size))
     refused(Path("a.zip"), "damaged", capsys)
 
 
@@ -283,20 +275,16 @@ def test_no_flipped_byte_is_unpacked(bundled: Path, tmp_path: Path) -> None:
     refusals = 0
     for _ in range(100):
         place = draw.randrange(len(whole))
-        file.write_bytes(
-            whole[:place] + bytes([whole[place] ^ 1 << draw.randrange(8)]) + whole[place + 1 :]
-        )
+        flipped = bytes([whole[place] ^ 1 << draw.randrange(8)])
+        file.write_bytes(whole[:place] + flipped + whole[place + 1 :])
         try:
             import_bundle(file, folder)
         except RlhfError:
             refusals += 1
             assert not folder.exists()
             continue
-        found = {
-            p.relative_to(folder).as_posix(): p.read_bytes()
-            for p in folder.rglob("*")
-            if p.is_file()
-        }
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
         assert found == members, place
         shutil.rmtree(folder)
     assert refusals > 80

@@ -24,8 +24,8 @@ from rlhf.gpu_check.runs import EndedRun
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.documents import read_document
 from tests.pretend_cuda.gpu import Gpu, missing_to_pretend
-from tests.runs import ROOT, python
-from tests.runtime.test_resume import is_there, wait_for
+from tests.runs import ROOT, python, wait_for
+from tests.runtime.test_resume import is_there
 
 PASSED = CheckRow(what="card", figure="H|100", expected="", verdict=RowVerdict.passed, seconds=1.25)
 FAILED = CheckRow(

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.isolated import FailureError, IsolatedReward
 from rlhf.rewards.rules import Answers
+from tests.runs import wait_for
 
 MODULE = """
 import os, time
@@ -67,18 +67,12 @@ def asked(response: str, function: str = "leaves", seconds: float = 10) -> Isola
 
 def daemon() -> Path:
     """Return the folder in /proc of the daemon, once it has been started."""
-    patience = time.monotonic() + 20
-    while not Path("daemon").exists():
-        assert time.monotonic() < patience, "the function started nothing"
-        time.sleep(0.02)
+    wait_for(Path("daemon").exists, seconds=20)
     return Path("/proc", Path("daemon").read_text())
 
 
 def assert_ended(process: Path) -> None:
-    patience = time.monotonic() + 10
-    while process.exists():
-        assert time.monotonic() < patience, "it outlives the part"
-        time.sleep(0.02)
+    wait_for(lambda: not process.exists(), seconds=10)
 
 
 def test_a_daemon_ends_with_its_part() -> None:

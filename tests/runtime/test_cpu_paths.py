@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf.base.cpu import MAX_ISA, ONEDNN_MAX_ISA, Isa, can_train_fp16, cap_onednn_isa, read_cpu
+from rlhf.base.cpu import MAX_ISA, ONEDNN_MAX_ISA, Isa, cap_onednn_isa, read_cpu
 from rlhf.config.machine_rates import cpu_rates, store_rates
 from tests.runs import ROOT, TINY_RUN, launch, soaked
 
@@ -79,15 +79,6 @@ def test_neither_a_compiler_nor_a_cache(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     (kept,) = result["phases"]["sft"]["replaced_kernels"]
     assert line.endswith(kept.removeprefix("kernels: "))
-
-
-@pytest.mark.skipif(can_train_fp16(), reason="this CPU has fp16, which test_fp16 runs in")
-def test_fp16_without_arithmetic_is_refused(tmp_path: Path) -> None:
-    run = launch(*TINY_RUN, "hardware.dtype=fp16", cwd=tmp_path)
-    assert run.returncode == 2
-    assert run.stderr.startswith(f"error: hardware.dtype=fp16: {read_cpu().name} has no fp16")
-    assert run.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_gpu_profile_without_gpus_is_refused(tmp_path: Path) -> None:

@@ -24,13 +24,3 @@ def test_dpo_starts_from_the_sft_model_and_learns(dpo_run: Path) -> None:
     }
     assert result["kl_before"] == pytest.approx(0, abs=1e-5)
     assert abs(result["kl_after"]) > 0
-
-
-def test_the_policy_is_an_ordinary_folder(dpo_run: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = dpo_run / "dpo" / "actor"
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids_BS = tokenizer("\n\nHuman: hi\n\nAssistant:", return_tensors="pt").input_ids
-    logits_BSV = AutoModelForCausalLM.from_pretrained(folder)(ids_BS).logits
-    assert logits_BSV.shape == (*ids_BS.shape, len(tokenizer))

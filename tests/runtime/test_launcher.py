@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -18,7 +17,7 @@ import pytest
 from rlhf.runtime import launcher
 from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
 from tests import runs
-from tests.runs import ROOT, TINY_RUN, TORCHRUN, metrics
+from tests.runs import ROOT, TINY_RUN, TORCHRUN, children, metrics, wait_for
 
 HOST = socket.gethostname()
 FAILING_RANK = Path(__file__).with_name("failing_rank.py")
@@ -48,17 +47,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process.communicate()
 
 
-def wait_for(path: Path, text: str = "", seconds: float = 120) -> None:
-    patience = time.monotonic() + seconds
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < patience, f"{text} in {path} does not come"
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def test_the_first_failure_stays(tmp_path: Path) -> None:
     path = tmp_path / "failure.json"
     assert read_failure(path) is None
@@ -75,10 +63,7 @@ def test_a_killed_launcher_leaves_no_process_and_no_file(start: Start, tmp_path:
     process.kill()
     process.communicate(timeout=30)  # also until no rank can write to its terminal
     assert len(ranks) >= 2
-    patience = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}/fd/0").exists() for pid in ranks):
-        assert time.monotonic() < patience
-        time.sleep(0.02)
+    wait_for(lambda: not any(Path(f"/proc/{pid}/fd/0").exists() for pid in ranks), seconds=10)
     assert not list(temporary.iterdir())
 
 
@@ -88,7 +73,7 @@ def start_two_ranks(start: Start, run_dir: Path) -> tuple[subprocess.Popen[str],
     temporary.mkdir()
     more = ["phase=sft", "sft.epochs=9999", "hardware.ranks_per_node=2", f"run_dir={run_dir}"]
     process = start(ROOT / "launch.py", *TINY_RUN, *more, TMPDIR=temporary)
-    wait_for(run_dir / "metrics.jsonl")
+    wait_for((run_dir / "metrics.jsonl").exists, seconds=120)
     assert list(temporary.iterdir()), "or nothing could be left"
     return process, temporary
 
@@ -223,7 +208,8 @@ def test_a_job_that_was_preempted_goes_on_with_its_run(start: Start, tmp_path: P
     sweep = f"hydra.sweep.dir={job.parent}"
     process = start(ROOT / "launch.py", *arguments, sweep)
     # In a step: a signal that arrives while a phase is taken down can be lost in a __del__.
-    wait_for(job / "metrics.jsonl", '"phase": "ppo", "step": 1')
+    lines, first = job / "metrics.jsonl", '"phase": "ppo", "step": 1'
+    wait_for(lambda: lines.exists() and first in lines.read_text(), seconds=120)
     controller = children(process.pid)[-1]
     task = children(controller)[-1]
     os.kill(task, signal.SIGUSR2)  # as SLURM does some time before it takes the nodes away

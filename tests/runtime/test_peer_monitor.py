@@ -5,12 +5,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from rlhf.runtime import peer_monitor
 from rlhf.runtime.peer_monitor import ADDRESS_KEY, PeerMonitor
+from tests.runs import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ class Ranks:
             PeerMonitor(self.store, rank, master=MASTER, on_loss=self.losses[rank].append)
             for rank in range(3)
         ]
-        until(lambda: [len(monitor._peers) for monitor in self.monitors] == [2, 1, 1])
+        wait_for(lambda: [len(monitor._peers) for monitor in self.monitors] == [2, 1, 1])
 
     def lose(self, rank: int) -> None:
         """End the connections of a rank, as the kernel does with those of a killed process."""
@@ -57,7 +58,7 @@ class Ranks:
         """End all connections, and wait for the threads that close them."""
         for monitor in self.monitors:
             monitor._send_and_disconnect(done=True)
-        until(lambda: not any(monitor._peers for monitor in self.monitors))
+        wait_for(lambda: not any(monitor._peers for monitor in self.monitors))
 
 
 def test_on_one_machine_only_its_own_ranks_can_connect() -> None:
@@ -67,13 +68,6 @@ def test_on_one_machine_only_its_own_ranks_can_connect() -> None:
     assert address["host"] == "127.0.0.1"
     assert monitor._server.getsockname()[0] == "127.0.0.1"
     monitor._server.shutdown(socket.SHUT_RDWR)
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    patience = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < patience
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -92,7 +86,7 @@ def ranks(no_launcher: None) -> Iterator[Ranks]:
 def test_the_words_of_one_rank_reach_all_others(failed: int, ranks: Ranks) -> None:
     ranks.monitors[failed].announce_failure("ValueError: broken")
     others = {0, 1, 2} - {failed}
-    until(lambda: all(ranks.losses[rank] for rank in others))
+    wait_for(lambda: all(ranks.losses[rank] for rank in others))
     news = [f"rank {failed} on {HOST} failed: ValueError: broken"]
     assert ranks.losses == [[] if rank == failed else news for rank in range(3)]
 
@@ -100,14 +94,14 @@ def test_the_words_of_one_rank_reach_all_others(failed: int, ranks: Ranks) -> No
 def test_words_count_before_the_loss_that_comes_with_them(ranks: Ranks) -> None:
     ranks.lose(2)
     ranks.monitors[1].announce_failure("the cause")
-    until(lambda: bool(ranks.losses[0]))
+    wait_for(lambda: bool(ranks.losses[0]))
     assert ranks.losses[0] == [f"rank 1 on {HOST} failed: the cause"]
 
 
 def test_a_rank_that_ends_without_a_word_is_named(ranks: Ranks) -> None:
     began = time.monotonic()
     ranks.lose(2)
-    until(lambda: bool(ranks.losses[0] and ranks.losses[1]))
+    wait_for(lambda: bool(ranks.losses[0] and ranks.losses[1]))
     news = [f"rank 2 on {HOST} ended without an error: it was killed, or its node is down"]
     assert ranks.losses[:2] == [news, news]
     assert time.monotonic() - began >= peer_monitor.GRACE_S, (
@@ -149,6 +143,6 @@ def test_strangers_are_not_listened_to(ranks: Ranks) -> None:
 def test_a_rank_whose_launcher_is_gone_says_so() -> None:
     ranks = Ranks()
     threading.Thread(target=ranks.monitors[1]._watch_launcher, args=(os.getppid() + 1,)).start()
-    until(lambda: all(ranks.losses))
+    wait_for(lambda: all(ranks.losses))
     assert ranks.losses == [[f"the launcher of rank 1 on {HOST} was killed"]] * 3
     ranks.close()

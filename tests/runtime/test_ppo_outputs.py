@@ -35,25 +35,6 @@ def test_the_corpus_is_learned_from_and_judged(option_run: Path) -> None:
     assert result["corpus_perplexity_after"] < 2 * result["corpus_perplexity_before"]
 
 
-def test_evaluations_and_samples_come_when_they_should(option_run: Path) -> None:
-    evaluated = [line["step"] for line in metrics(option_run) if "ppo/eval_score" in line]
-    assert evaluated == [0, 1, 2]
-    lines = (option_run / "samples.jsonl").read_text().splitlines()
-    samples = [json.loads(line) for line in lines]
-    assert {sample["step"] for sample in samples} == {0, 2}
-    by_model = [(0, "actor"), (2, "actor"), (2, "actor_ema")]
-    first, last, averaged = (
-        [s["prompt"] for s in samples if (s["step"], s["model"]) == answered]
-        for answered in by_model
-    )
-    assert first == last == averaged, "the same prompts at every step"
-    assert len(set(first)) == len(first) > 1
-
-
-def test_tensorboard_has_its_folder(option_run: Path) -> None:
-    assert list((option_run / "tensorboard").glob("events.out.*"))
-
-
 def test_a_judge_in_the_place_of_the_reward_model(tmp_path: Path) -> None:
     """Scores are gold scores; only what estimates values has a critic."""
     words = ["phase=pipeline_rule", "model@reward_model=gold", "ppo.responses_per_prompt=4"]

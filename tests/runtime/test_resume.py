@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,15 @@ from tests.runs import (
     KEEP_ALL,
     ROOT,
     TINY_RUN,
+    children,
     finished,
     launch,
     metrics,
     python,
     start,
     unfinished_copy,
+    wait_for,
 )
-from tests.runtime.test_launcher import children
 
 pytestmark = pytest.mark.slow
 
@@ -130,14 +129,6 @@ def start_run(
     wait_for(lambda: (run_dir / file).exists() or process.poll() is not None)
     assert process.poll() is None, process.communicate()
     return process
-
-
-def wait_for(happened: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until something has happened."""
-    patience = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < patience
-        time.sleep(0.02)
 
 
 def is_there(pid: int) -> bool:

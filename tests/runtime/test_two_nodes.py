@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, start
+from tests.runs import ROOT, TINY_RUN, children, finished, launch, metrics, start, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -110,13 +110,6 @@ def running() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
     """The run of SAME, from the models of ``tiny_run``, with two ranks on one node."""
@@ -194,10 +187,7 @@ def test_the_loss_of_one_node_ends_the_other(
 ) -> None:
     run_dir = tmp_path / "run"
     running += started(nodes, tmp_path, "phase=sft", "sft.epochs=9999", f"run_dir={run_dir}")
-    patience = time.monotonic() + 120
-    while not (run_dir / "metrics.jsonl").exists():
-        assert time.monotonic() < patience
-        time.sleep(0.1)
+    wait_for((run_dir / "metrics.jsonl").exists, seconds=120)
     loss(nodes[lost], running[lost])  # type: ignore[operator]
     then = time.monotonic()
     _, said = running[1 - lost].communicate(timeout=2 * ENDS_WITHIN_S)

@@ -12,9 +12,8 @@ import pytest
 
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.runtime.watchdog import Process
-from tests.runs import ROOT
-from tests.runtime.test_launcher import children
-from tests.runtime.test_resume import is_there, start_run, wait_for
+from tests.runs import ROOT, children, wait_for
+from tests.runtime.test_resume import is_there, start_run
 
 
 def test_nothing_is_expected_outside_the_steps() -> None:
@@ -36,9 +35,7 @@ def test_a_stopped_process_is_known() -> None:
     there = Process(socket.gethostname(), process.pid)
     assert not there.is_suspended
     process.send_signal(signal.SIGSTOP)
-    patience = time.monotonic() + 10
-    while not there.is_suspended:
-        assert time.monotonic() < patience
+    wait_for(lambda: there.is_suspended, seconds=10)
     assert not there._replace(host="elsewhere").is_suspended
     process.kill()
     process.wait()

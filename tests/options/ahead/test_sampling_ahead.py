@@ -15,8 +15,7 @@ from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from rlhf.options.environments.turns import Turns, Utterance, turns_of
-from tests.runs import EPISODES, ROOT, TINY_RUN, finished, start
-from tests.runtime.test_launcher import children, wait_for
+from tests.runs import EPISODES, ROOT, TINY_RUN, children, finished, start, wait_for
 
 # Gradients of few threads differ in rounding from those of many.
 ONE_CORE = ["hardware.cores_per_rank=1", "ppo.steps=4"]
@@ -176,7 +175,8 @@ def test_the_end_of_a_sampling_process_ends_the_run_in_one_line(
     words = [*TINY_RUN, *ONE_CORE, "ppo.steps=9999", "rollout.lag=1", "rollout.overlap=true"]
     words = [ROOT / "launch.py", *words, "phase=ppo", f"from_run={tiny_run}", f"run_dir={run_dir}"]
     with start(*words, cwd=tmp_path) as run:
-        wait_for(run_dir / "metrics.jsonl", '"phase": "ppo", "step": 2')
+        lines, second = run_dir / "metrics.jsonl", '"phase": "ppo", "step": 2'
+        wait_for(lambda: lines.exists() and second in lines.read_text(), seconds=120)
         supervisor = children(run.pid)[-1]  # behind the zygote
         os.kill(children(supervisor)[-1], signal.SIGKILL)
         _, said = run.communicate(timeout=60)
