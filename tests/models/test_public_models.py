@@ -183,6 +183,7 @@ WINDOW = {"sliding_window": 4, "intermediate_size": 16, "num_key_value_heads": 1
 CAPPED = WINDOW | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 EXPERTS = WINDOW | {"num_local_experts": 2, "num_experts_per_tok": 1}
 PENALTIES = {"repetition_penalty": 1.5, "max_length": 5, "top_p": 0.1, "do_sample": True}
+PENALTIES |= {"no_repeat_ngram_size": 1}
 SAMPLED: list[tuple[float, str, dict[str, Any], dict[str, Any]]] = [
     (46, "gemma2", CAPPED, {}),
     (46.1, "gemma3_text", WINDOW, {}),

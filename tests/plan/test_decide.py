@@ -47,15 +47,6 @@ def test_check_passes_what_fits(compose: Compose) -> None:
     validate(decision.config)
 
 
-def test_only_plans_what_does_not_fit(compose: Compose) -> None:
-    config = run_of(
-        compose, "model=opt_13b", "hardware=a6000_48g", "zero=stage1", "phase=sft", "plan=only"
-    )
-    plan = plan_and_configure(config).plan
-    assert plan is not None
-    assert not plan.fits
-
-
 def test_off_changes_nothing(compose: Compose) -> None:
     config = run_of(compose, "model=opt_175b", "model.path=x", "hardware=a6000_48g", "plan=off")
     assert plan_and_configure(config) == (config, None, ())

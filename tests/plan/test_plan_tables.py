@@ -1,9 +1,7 @@
 """A plan as plan.json, as one line and as a table."""
 
 import io
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,7 +11,6 @@ from rlhf.config.machine_rates import GIB
 from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.plan_tables import STATES, WORK, plan_as_json, plan_summary, render_plan
 from rlhf.plan.steps import Load
-from rlhf.run.results import PLAN, write_json
 from tests.plan.planned import Compose, changed, plan_of, run_of
 
 pytestmark = pytest.mark.slow
@@ -126,12 +123,6 @@ def test_offloaded_parts_are_named(compose: Compose) -> None:
     # In PPO a master and two moments of actor and critic, and their gradients in fp32.
     policy, scorer = 1315758080, 1315760128
     assert found["host_memory_gib_per_node"] * GIB == pytest.approx(16 * (policy + scorer), abs=999)
-
-
-def test_the_file_is_plain_json(compose: Compose, tmp_path: Path) -> None:
-    for plan in (fitting(compose), refused(compose)):
-        write_json(tmp_path / PLAN, plan_as_json(plan))
-        assert json.loads((tmp_path / "plan.json").read_text()) == plan_as_json(plan)
 
 
 def test_one_line(compose: Compose) -> None:

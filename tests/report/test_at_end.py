@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import at_end, run_page, summary
 from rlhf.report.next_commands import suggest_commands
+from tests.conftest import Compose
 from tests.report.test_summary import RESULT as SHOWN
 
 ALARM = {"phase": "ppo", "step": 1, "name": "not_finite", "metric": "ppo/actor_loss"}
-Compose = Callable[[list[str]], DictConfig]
 OWN = {"measured": {"hours": 1.0}}
 RESULT = SHOWN | {"phases": {name: each | OWN for name, each in SHOWN["phases"].items()}}
 KEYS = ["ppo.kl_ctl=0.3", "ppo.actor_lr=0.01", "reward.epochs=1", "sft.lr=0.1", "hardware=cpu"]

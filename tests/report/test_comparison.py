@@ -8,10 +8,10 @@ import math
 import random
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.intervals import t_quantile
@@ -31,6 +31,7 @@ from rlhf.report.differences import (
     keep_significant,
 )
 from rlhf.run.console import Console
+from tests.conftest import Compose
 from tests.documents import read_document
 
 
@@ -160,12 +161,10 @@ def test_scores_of_different_reward_models_are_not_subtracted() -> None:
 
 
 def test_results_that_settings_share_are_not_shown() -> None:
-    settings = [
-        Setting(
-            {}, [run(kl, s, gold=kl, objective=kl, accuracy=0.1 * s, minutes=kl) for s in (1, 2)]
-        )
-        for kl in (0.1, 0.2)
-    ]
+    def of(kl: float, seed: int) -> ComparedRun:
+        return run(kl, seed, gold=kl, objective=kl, accuracy=0.1 * seed, minutes=kl)
+
+    settings = [Setting({}, [of(kl, seed) for seed in (1, 2)]) for kl in (0.1, 0.2)]
     found = compare_with_first(settings)
     assert found.titles == ["gold", "minutes"]
     assert list(found.differences) == [(1, "gold")]
@@ -177,9 +176,8 @@ def test_results_that_settings_share_are_not_shown() -> None:
 
 
 def test_table_fits_80_columns_and_tells_settings_apart() -> None:
-    values = [
-        {"ppo.kl_ctl": kl, "ppo.cliprange": clip} for kl in (0.05, 0.5) for clip in (0.1, 0.3)
-    ]
+    pairs = product((0.05, 0.5), (0.1, 0.3))
+    values = [{"ppo.kl_ctl": kl, "ppo.cliprange": clip} for kl, clip in pairs]
     draws = random.Random(1)
     settings = [
         Setting(each, [run(0.1, s, **{"exactly right": draws.random()}) for s in (1, 2, 3)])
@@ -202,10 +200,11 @@ PHASES = {
 PHASES = {name: each | {"measured": {"hours": 0.1}} for name, each in PHASES.items()}
 
 
+FolderOf = Callable[..., ComparedRun]
+
+
 @pytest.fixture
-def folder_of(
-    tmp_path: Path, compose: Callable[[list[str]], DictConfig]
-) -> Callable[..., ComparedRun]:
+def folder_of(tmp_path: Path, compose: Compose) -> FolderOf:
     """Write the folder of a finished run by hand, and read it as a comparison does."""
 
     def make(name: str, *words: str, last: str = "ppo", weights: str = "one") -> ComparedRun:
@@ -226,17 +225,14 @@ def folder_of(
     return make
 
 
-def test_only_what_has_one_meaning_is_compared(folder_of: Callable[..., ComparedRun]) -> None:
+def test_only_what_has_one_meaning_is_compared(folder_of: FolderOf) -> None:
     first = folder_of("a")
     child = folder_of("b", "ppo.kl_ctl=0.5", f"from_run={first.folder}")
     other = folder_of("c", "ppo.kl_ctl=0.5", weights="another")
     imitated = folder_of("d", "phase=sft", last="sft")
     (ours, theirs) = group_runs_by_setting([first, child])
-    assert [first.starts[title] for title in ("score", "objective", "perplexity")] == [
-        0.1,
-        0.1,
-        9.0,
-    ]
+    starts = [first.starts[title] for title in ("score", "objective", "perplexity")]
+    assert starts == [0.1, 0.1, 9.0]
     assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
     assert compare_with_first([ours, theirs]).left_out == {}
     found = compare_with_first(group_runs_by_setting([first, other]))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import METRICS as METRICS_LINE
@@ -23,6 +22,7 @@ from rlhf.report.run_page import write_report
 from rlhf.run.metric_table import METRICS
 from rlhf.run.step_alarms import Alarm
 from tests.browser import needs_chromium, show, tab
+from tests.conftest import Compose
 from tests.documents import read_document
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -30,7 +30,7 @@ Made = Callable[..., Path]
 
 
 @pytest.fixture
-def made(tmp_path: Path, compose: Callable[[list[str]], DictConfig]) -> Made:
+def made(tmp_path: Path, compose: Compose) -> Made:
     """Write a run directory by hand, with as many steps as asked for."""
 
     def make(
@@ -198,33 +198,16 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("interval", "told", "is_doubtful"),
-    [
-        (
-            [0.1, 0.3],
-            "better: exactly right 50.0% → 50.0% (95 % interval of the gain +10.0 to +30.0 points",
-            False,
-        ),
-        ([-0.3, -0.1], "worse: exactly right", True),
-        ([-0.1, 0.1], "no measurable change: exactly right", True),
-    ],
-)
-def test_verdict_is_the_interval_of_the_best_judge(
-    made: Made, interval: list[float], told: str, *, is_doubtful: bool
-) -> None:
+def test_verdict_of_a_good_run_has_no_doubt(made: Made) -> None:
     run_dir = made()
-    (run_dir / "alarms.jsonl").unlink()
-    phases = {
-        "ppo": RESULT["phases"]["ppo"] | {"exact_gain_ci": interval, "ended_share_after": 1.0}
-    }
+    for name in ("alarms.jsonl", "metrics.jsonl"):
+        (run_dir / name).unlink()
+    good = {"exact_gain_ci": [0.1, 0.3], "ended_share_after": 1.0, "response_tokens_after": 9.0}
+    good |= {"response_tokens_before": 9.0}
+    phases = {"ppo": RESULT["phases"]["ppo"] | good}
     (run_dir / "result.json").write_text(json.dumps(RESULT | {"phases": phases}))
-    verdict = re.search(
-        r'<p class="verdict( doubtful)?">(.*)</p>', write_report(run_dir).read_text()
-    )
-    assert verdict is not None
-    assert verdict[2].startswith(told)
-    assert bool(verdict[1]) == (is_doubtful or "; no reason found to doubt it" not in verdict[2])
+    text = write_report(run_dir).read_text()
+    assert '<p class="verdict">better: exactly right 50.0% → 50.0% (95 % interval of' in text
 
 
 def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:
@@ -235,9 +218,8 @@ def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:
         for n in range(1, 5)
     ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = (
-        write_report(run_dir).read_text().partition("Clip fraction")[2].partition("</figure>")[0]
-    )
+    text = write_report(run_dir).read_text()
+    figure = text.partition("Clip fraction")[2].partition("</figure>")[0]
     drawn = re.search("data-chart='(.*?)'", figure)
     assert drawn
     assert [e["label"] for e in json.loads(unescape(drawn[1]))["lines"]] == ["policy", "dual"]
@@ -296,9 +278,8 @@ def test_tokens_of_an_answer_are_read_step_by_step(made: Made, tmp_path: Path) -
     cells = "[...document.querySelector('table.tokens').rows].map((row) => row.innerText)"
     with tab(tmp_path, f"file://{path}") as page:
         page.wait_for(f"{answers}.length === 6")
-        page.run(
-            "document.querySelector('.note a[href=\"#samples-title\"]').click()"
-        )  # unfolds them
+        # unfolds them
+        page.run("document.querySelector('.note a[href=\"#samples-title\"]').click()")
         # answers of one step stand in columns; words that the answer before lacks are marked
         marked = "[...document.querySelectorAll('.answers mark')].map((each) => each.innerText)"
         assert page.run(marked) == [" 12"] * 3

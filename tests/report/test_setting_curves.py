@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
@@ -16,9 +15,8 @@ from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import __main__ as report
 from rlhf.report.charts import PointsByMetric, line_chart
 from rlhf.report.sweep_charts import MOST_STEPS, seed_mean_line
+from tests.conftest import Compose
 from tests.documents import read_document
-
-Compose = Callable[[list[str]], DictConfig]
 
 
 def test_band_is_the_range_of_the_seeds_at_steps_that_all_have() -> None:

@@ -152,16 +152,11 @@ def equal_settings(draws: random.Random, count: int, seeds: int) -> list[Setting
     The measures of a run are alike, as they are in runs: an answer that is right has a high score.
     """
     by_seed = [draws.gauss(0, 1) for _ in range(seeds)]
-    return [
-        Setting(
-            {"n": n},
-            [
-                a_run(n, s, by_seed[s] + draws.gauss(0, 1), draws.gauss(0, 0.3))
-                for s in range(seeds)
-            ],
-        )
-        for n in range(count)
-    ]
+
+    def run(n: int, seed: int) -> ComparedRun:
+        return a_run(n, seed, by_seed[seed] + draws.gauss(0, 1), draws.gauss(0, 0.3))
+
+    return [Setting({"n": n}, [run(n, seed) for seed in range(seeds)]) for n in range(count)]
 
 
 def a_run(setting: int, seed: int, gold: float, other: float | None = None) -> ComparedRun:
@@ -189,9 +184,8 @@ def test_searches_of_equal_settings_end_without_a_better_one() -> None:
             part = compare_with_first([settings[0], ranked[-1]], Tried(6))
             assert says_better(part) <= says_better(found), "parts of a table tell no more"
         extremes = [ranked[0], ranked[-1]]
-        wrong_of_chosen += says_better(
-            compare_with_first(extremes, Tried(6, is_baseline_chosen=True))
-        )
+        chosen = compare_with_first(extremes, Tried(6, is_baseline_chosen=True))
+        wrong_of_chosen += says_better(chosen)
         uncorrected += says_better(compare_with_first(extremes))
     assert wrong <= 0.05 * 200
     assert wrong_of_chosen <= 0.05 * 200
@@ -229,9 +223,8 @@ def test_seeds_are_asked_for_that_tell_the_difference() -> None:
     none = [a_run(1, seed, gold=gold) for seed, gold in enumerate((1.0, -1.0, 1.0, -0.99))]
     settings[1] = settings[1]._replace(runs=none)
     assert compare_with_first(settings).more_seeds(1, "gold") == ">100"
-    settings[1] = settings[1]._replace(
-        runs=[a_run(1, seed, gold=5 + seed / 10) for seed in range(4)]
-    )
+    large = [a_run(1, seed, gold=5 + seed / 10) for seed in range(4)]
+    settings[1] = settings[1]._replace(runs=large)
     assert compare_with_first(settings).more_seeds(1, "gold") is None, "it is told"
 
 
@@ -244,15 +237,12 @@ def test_prompts_explain_a_share_of_the_variance_over_seeds() -> None:
     # Per pair: differences of prompts -1, 1 around its mean, whose variance 2 / 2 prompts is 1.
     # Variance of the pairs' means 0, 2, 4 is 4: prompts explain a quarter.
     ours = [with_prompts(a_run(0, seed, gold=0.0), [0.0, 0.0]) for seed in range(3)]
-    theirs = [
-        with_prompts(a_run(1, seed, gold=2.0 * seed), [2.0 * seed - 1, 2.0 * seed + 1])
-        for seed in range(3)
-    ]
+    means = ((seed, 2.0 * seed) for seed in range(3))
+    theirs = [with_prompts(a_run(1, seed, gold=x), [x - 1, x + 1]) for seed, x in means]
 
     def share(*others: ComparedRun) -> float | None:
-        return estimate_difference(
-            Setting({}, ours), Setting({}, list(others)), "gold"
-        ).prompt_share
+        found = estimate_difference(Setting({}, ours), Setting({}, list(others)), "gold")
+        return found.prompt_share
 
     assert share(*theirs) == pytest.approx(0.25)
     settings = [Setting({}, ours), Setting({}, theirs)]
@@ -264,7 +254,5 @@ def test_prompts_explain_a_share_of_the_variance_over_seeds() -> None:
     assert share(*theirs[:2], a_run(1, 2, gold=4.0)) is None, "no file"
     strangers = [run._replace(keys={"seed": run.seed + 5}) for run in theirs]
     assert share(*strangers) is None, "no pairs"
-    noisy = [
-        with_prompts(run, [run.measures["gold"] - 9, run.measures["gold"] + 9]) for run in theirs
-    ]
-    assert share(*noisy) == 1.0
+    golds = ((run, run.measures["gold"]) for run in theirs)
+    assert share(*(with_prompts(run, [gold - 9, gold + 9]) for run, gold in golds)) == 1.0

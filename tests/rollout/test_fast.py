@@ -207,31 +207,6 @@ def test_a_response_goes_on_from_its_first_tokens_as_it_did() -> None:
         torch.testing.assert_close(again.logprobs_BT[row, place:], whole.logprobs_BT[row, place:])
 
 
-def test_half_precision_samples_the_same_distribution() -> None:
-    """Chi-square of the first tokens of one prompt, against the model's own probabilities."""
-    actor = actor_of(ARCHITECTURE)
-    for parameter in actor.module.parameters():
-        parameter.data = parameter.data.bfloat16().float()
-    one, count = prompts_of([5]), 4000
-    draws_BT = torch.rand(count, 1, generator=torch.Generator().manual_seed(3))
-    many = PromptBatch(
-        one.ids_BP.expand(count, -1), one.attend_BP.expand(count, -1), draws_BT, [""] * count
-    )
-    backend = fast(settings(max_tokens=1, temperature=2.0), dtype=torch.bfloat16)
-    tokens_B = backend.generate(actor, many).ids_BT[:, 0]
-    model: Any = actor.module.pretrained
-    with torch.no_grad():
-        expected_V = count * (model(one.ids_BP).logits[0, -1] / 2.0).softmax(-1)
-    counts_V = torch.bincount(tokens_B, minlength=len(expected_V)).float()
-    common_V = expected_V >= 10
-    observed = torch.cat([counts_V[common_V], counts_V[~common_V].sum()[None]])
-    wanted = torch.cat([expected_V[common_V], expected_V[~common_V].sum()[None]])
-    freedom = len(wanted) - 1
-    statistic = ((observed - wanted).square() / wanted).sum()
-    assert freedom > 10
-    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
-
-
 class Sharded(PlainEngine):
     """Says that its weights are shards, and counts how often they were gathered."""
 

@@ -81,7 +81,7 @@ def squares(values_BT: Tensor) -> Tensor:
     return values_BT[ROLLOUT.responses.keep_BT].square().sum()
 
 
-def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepReport]:
+def learn(models: PpoModels) -> dict[Role, StepReport]:
     """One update on ``SEQUENCES`` with gain and squares as the losses."""
     reports = {}
     nothing_BT = torch.zeros(ROLLOUT.responses.ids_BT.shape)
@@ -90,16 +90,12 @@ def learn(models: PpoModels, *, trains_actor: bool = True) -> dict[Role, StepRep
         actor_loss=lambda policy, _: (gain(policy), {}),
         critic_loss=lambda values_BT, _: (squares(values_BT), {}),
     )
-    for learners in models.learner_groups(trains_actor=trains_actor):
+    for learners in models.learner_groups(trains_actor=True):
         for learner in learners:
             loss, _ = learner.loss(batch, objective)
             learner.engine.backward(loss)
         reports |= step_optimizers_together(learners)
     return reports
-
-
-def refuse(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a pass for nothing")
 
 
 def assert_all_close(one: Any, other: Any) -> None:
@@ -139,9 +135,9 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
             assert name == "value_branch.tail.0.weight"
             expected = critic["pretrained.model.norm.weight"]
         torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)
-    assert {"pretrained.model.layers.1.mlp.up_proj.weight", "pretrained.lm_head.weight"} <= set(
-        together
-    )
+    assert {"pretrained.model.layers.1.mlp.up_proj.weight", "pretrained.lm_head.weight"} <= {
+        *together
+    }
 
 
 def test_language_logprobs_are_those_of_each_sequence_alone(
@@ -159,22 +155,6 @@ def test_language_logprobs_are_those_of_each_sequence_alone(
         assert_near(got_N, torch.stack(expected), terms=TERMS)
 
 
-def test_without_a_critic_values_are_zero(tokenizer: Any, reward: PlainEngine) -> None:
-    actor = TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1)
-    models = SeparateModels(actor, actor, None, ModelScores(reward), temperature=TEMPERATURE)
-    assert not models.score(SEQUENCES).values_BT.any()
-    assert list(learn(models)) == [Role.actor]
-
-
-def test_an_actor_that_rests_is_not_run(tokenizer: Any, reward: PlainEngine) -> None:
-    actor = TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1)
-    actor.module.forward = refuse
-    critic = TrainingEngine(build_scorer(source(), tokenizer, seed=2), accumulation=1)
-    models = SeparateModels(actor, actor, critic, ModelScores(reward), temperature=TEMPERATURE)
-    assert list(learn(models, trains_actor=False)) == [Role.critic]
-    assert len(critic.gradients) == 1
-
-
 def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) -> None:
     models = trunk_models(tokenizer, reward)
     models.actor.overflows = True
@@ -187,13 +167,9 @@ def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) 
 def test_with_adapters_policy_and_reference_start_equal_and_part(
     tokenizer: Any, reward: PlainEngine
 ) -> None:
-    engine = TrainingEngine(
-        LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC))),
-        accumulation=1,
-    )
-    models = SeparateModels(
-        engine, AdapterOff(engine), None, ModelScores(reward), temperature=TEMPERATURE
-    )
+    adapted = LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC)))
+    engine, scores = TrainingEngine(adapted, accumulation=1), ModelScores(reward)
+    models = SeparateModels(engine, AdapterOff(engine), None, scores, temperature=TEMPERATURE)
     start = models.score(SEQUENCES)
     assert torch.equal(start.logprobs_BT, start.reference_logprobs_BT)
     disturb(engine.module)

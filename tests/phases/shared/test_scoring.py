@@ -145,20 +145,6 @@ def test_neighbours_and_micro_batches_change_nothing(
         assert_near(part.scores_B, rollout.scores_B[rows], terms=terms)
 
 
-def test_the_checkpoint_own_generation_settings_do_not_bend_the_policy(
-    models: SeparateModels, prompts: PromptBatch
-) -> None:
-    plain = rollout_of(models, prompts, end_id=1)
-    own = models.actor.module.pretrained.generation_config
-    own.repetition_penalty, own.no_repeat_ngram_size = 5.0, 1
-    try:
-        bent = rollout_of(models, prompts, end_id=1)
-    finally:
-        own.repetition_penalty, own.no_repeat_ngram_size = None, None
-    assert torch.equal(bent.responses.ids_BT, plain.responses.ids_BT)
-    assert models.actor.module.pretrained.generation_config is own
-
-
 def test_scores_that_are_not_finite_end_the_run(
     models: SeparateModels, prompts: PromptBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
