@@ -121,6 +121,7 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
     for each in (models, twin):
         learn(each)
     together = models.actor.gradients[0]
+    assert not any(module._forward_pre_hooks for module in models.actor.module.modules())
     apart = twin.actor.gradients[0]
     critic = twin.critic.gradients[0]
     for name, gradient in together.items():
