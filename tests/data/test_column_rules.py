@@ -23,28 +23,7 @@ def as_text(record: Record) -> Record:
     return record._replace(messages=None, place=None)
 
 
-def made(expression: str, **row: Any) -> str | None:
-    """Return the text that ``expression`` makes of one row."""
-    (record,) = convert({"text": expression}, row).records
-    return record.text
-
-
 # -------------------------------------------------------------------------------------------- paths
-
-
-@pytest.mark.parametrize(
-    ("path", "row"),
-    [
-        ("a", {"a": "x"}),
-        ("a[-1]", {"a": ["y", "x"]}),
-        ("a.zh_cn[0].text", {"a": {"zh_cn": [{"text": "x"}, {"text": "y"}]}}),
-        ("a[0][1]", {"a": [["y", "x"]]}),
-        ("a[?kind == 'b'].text | [0]", {"a": [{"kind": "a"}, {"kind": "b", "text": "x"}]}),
-        ('"回答-1"', {"回答-1": "x"}),
-    ],
-)
-def test_path_leads_to_its_value(path: str, row: dict[str, Any]) -> None:
-    assert made(path, **row) == "x"
 
 
 @pytest.mark.parametrize(
@@ -91,37 +70,7 @@ def test_expression_that_is_null_in_every_row_is_refused(path: str) -> None:
     assert str(refused.value) == f"pets.jsonl: {KEY}.text={path} is null in every row."
 
 
-@pytest.mark.parametrize("value", [5, ["x"], {"b": "x"}])
-def test_value_of_the_wrong_type_is_refused(value: Any) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"^pets\.jsonl, row 2: column 'text' holds a value of type .*; must be text",
-    ):
-        convert({"text": "a"}, {"a": "x"}, {"a": value})
-
-
 # ---------------------------------------------------------------------------------------- functions
-
-
-def test_after_keeps_what_follows_the_last_occurrence() -> None:
-    assert made("after(a, 'Assistant:')", a="Assistant: one Assistant: two") == " two"
-    assert made("after(a, 'Assistant:')", a="no mark") == "no mark"
-
-
-def test_after_that_leaves_nothing_makes_the_part_absent() -> None:
-    converted = convert({"text": "after(a, ':')"}, {"a": "x:"}, {"a": ":y"}, {"a": None})
-    assert converted.records == [Record(text="y")]
-    assert converted.left_out == {"text is null": 2}
-
-
-def test_remove_deletes_every_match() -> None:
-    assert made(r"remove(a, ' ?\[\d+\]')", a="One [1], two[22].") == "One, two."
-
-
-def test_human_makes_one_turn() -> None:
-    converted = convert({"prompt": "human(q)"}, {"q": " Hi?\n"}, {"q": ""}, {"q": None})
-    assert converted.records == [Record(prompt="\n\nHuman: Hi?\n\nAssistant:")]
-    assert converted.left_out == {"prompt is null": 2}
 
 
 VICUNA = {"prompt": "conversation(q, 'USER', 'ASSISTANT')"}
@@ -200,54 +149,6 @@ def test_row_that_an_expression_does_not_fit_is_refused(expression: str, problem
 
 
 # ------------------------------------------------------------------------------ parts of an example
-
-
-PREFERENCE = {"prompt": "q", "chosen": "a", "rejected": "b"}
-
-
-def test_absent_responses_leave_what_there_is() -> None:
-    converted = convert(
-        PREFERENCE,
-        {"q": "Q", "a": "A", "b": "B"},
-        {"q": "Q", "a": "A", "b": None},
-        {"q": "Q", "a": None, "b": "B"},
-        {"q": None, "a": "A", "b": "B"},
-        {"q": "Q", "a": "A", "b": " A"},
-    )
-    assert converted.records == [
-        Record(prompt="Q", chosen=" A", rejected=" B"),
-        Record(prompt="Q", chosen=" A"),
-        Record(prompt="Q"),
-    ]
-    assert converted.left_out == {"prompt is null": 1, "chosen equals rejected": 1}
-    assert converted.layout == "columns"
-
-
-def test_ranking_from_another_column() -> None:
-    columns = {"prompt": "human(q)", "responses": "answers"}
-    prompt = "\n\nHuman: Q\n\nAssistant:"
-    converted = convert(columns, {"q": "Q", "answers": ["A", "B"]}, {"q": "Q", "answers": []})
-    assert converted.records == [Record(prompt, " A", " B")]
-    assert converted.left_out == {"responses is empty": 1}
-    with pytest.raises(DataError, match=r"row 1: column 'responses' holds .* int; must be a list"):
-        convert(columns | {"responses": "n"}, {"q": "Q", "n": 5})
-
-
-@pytest.mark.parametrize(
-    ("columns", "row", "records"),
-    [
-        ({"chosen": "a", "grade": "ok"}, {"ok": False}, [Record("Q", " A", grade=False)]),
-        ({"chosen": "a", "grade": "n"}, {"n": "0.5"}, [Record("Q", " A", grade=0.5)]),
-        ({"responses": "[a, b]", "scores": "[n, `1`]"}, {"n": 0}, [Record("Q", " B", " A")]),
-        ({"responses": "[a, b]", "ranks": "[n, `1`]"}, {"n": 0}, [Record("Q", " A", " B")]),
-        ({"responses": "[a, b]", "scores": "[n, `1`]"}, {"n": 1}, []),
-    ],
-)
-def test_grades_and_scores_of_other_columns(
-    columns: dict[str, str], row: dict[str, Any], records: list[Record]
-) -> None:
-    found = convert({"prompt": "q"} | columns, {"q": "Q", "a": "A", "b": "B"} | row)
-    assert [each._replace(columns=None) for each in found.records] == records
 
 
 def test_messages_of_pairs_and_of_lines() -> None:

@@ -142,20 +142,6 @@ def test_a_readme_gives_the_splits_of_a_hub_data_set(tmp_path: Path) -> None:
     assert prompts(load(folder, subset="second").train) == ["b"]
 
 
-def test_nested_columns_of_parquet_are_messages(tmp_path: Path) -> None:
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    parquet.write_table(pyarrow.Table.from_pylist([{"messages": said}] * 3), tmp_path / "x.parquet")
-    found = load(tmp_path)
-    assert [record.chosen for record in found.train] == [" b"] * 3
-    assert found.left_out.total() == 0
-
-
-def test_nan_is_a_missing_value(tmp_path: Path) -> None:
-    rows = '{"prompt": "a", "chosen": "b", "rejected": NaN, "n": Infinity}'
-    (record,) = load(fill(tmp_path, {"x.jsonl": rows.encode()})).train  # 31
-    assert (record.chosen, record.rejected) == (" b", None)
-
-
 def test_a_corpus_may_be_compressed(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt.gz": gzip.compress(b"one\n\ntwo"), "eval/b.txt": b"three"})
     texts, held_out = load_ptx_texts(config_of(None, ptx_path=str(tmp_path)), seed=0)

@@ -24,27 +24,12 @@ ROWS = "rows.jsonl"
 LIMIT = Limit("max_tokens", 10_000)
 
 
-PREFERENCE = {"chosen": "fig", "rejected": "drum"}
-
-ORCA = {"system": "Be kind.", "question": "Name a fruit.", **PREFERENCE}
-
-
 def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
     columns = {"prompt": "human(question)", "system": "system", "chosen": "chosen"}
-    raw = read(tmp_path / ROWS, [ORCA | {"id": 7}], columns=columns)  # 4, 5, 20
+    row = {"system": "Be kind.", "question": "Name a fruit.", "chosen": "fig", "rejected": "drum"}
+    raw = read(tmp_path / ROWS, [row | {"id": 7}], columns=columns)  # 4, 5, 20
     assert raw.train[0].prompt == "\n\nSystem: Be kind.\n\nHuman: Name a fruit.\n\nAssistant:"
     assert describe_dataset(raw).endswith("not read: rejected, id")
-    rows = [{"messages": [*said("uHi"), said("ayes")[0] | {"reasoning_content": "hm"}]}]  # 35
-    thought = (
-        "join('', ['<think>', messages[-1].reasoning_content, '</think>', messages[-1].content])"
-    )
-    (record,) = read(
-        tmp_path / ROWS, rows, columns={"prompt": "messages[:-1]", "chosen": thought}
-    ).train
-    assert (record.prompt, record.chosen) == (
-        "\n\nHuman: Hi\n\nAssistant:",
-        " <think>hm</think>yes",
-    )
 
 
 # -------------------------------------------------------------------------------- chat templates
