@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.errors import RlhfError
-from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.freeze import read_frozen_keys, to_run_config, write_frozen_config
-from rlhf.config.hydra_errors import explain_hydra_error
+from tests.config.test_commands import refusal
 from tests.conftest import Compose
 
 VALUES = ["nan", "inf", "-inf", "-1", "0", "1e400", "[1,2]", "{a: 1}", "text", "''", "null"]
@@ -31,19 +29,6 @@ def test_no_value_of_any_key_ends_with_a_traceback(
     keys = list(read_frozen_keys(tmp_path))[::every]
     drawn = [f"{key}={VALUES[zlib.crc32(key.encode()) % len(VALUES)]}" for key in keys]
     assert len(drawn) > 40
-    refused = [word for word in drawn + FOUND if is_refused(word, compose)]
+    refused = [word for word in drawn + FOUND if refusal(compose, [word])]
     assert set(FOUND) <= set(refused)
     assert len(refused) > 0.7 * len(drawn)
-
-
-def is_refused(word: str, compose: Compose) -> bool:
-    """Compose a configuration with this override; return whether it was refused with a message."""
-    try:
-        refuse_unread_keys(to_run_config(compose([word])), [word])
-    except RlhfError:
-        return True
-    except Exception as error:
-        if explain_hydra_error(error, [word]) is None:
-            raise
-        return True
-    return False

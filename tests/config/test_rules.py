@@ -18,7 +18,6 @@ from rlhf.config.batches import (
     batch_plans,
     build_batch_plan,
     divide_exactly,
-    divisors,
     num_ranks,
     rollout_plan,
 )
@@ -98,11 +97,6 @@ def test_ordinary_texts_are_allowed(compose: Compose) -> None:
 
 
 # ---- divisions
-
-
-def test_divisors_are_found_in_pairs() -> None:
-    for number in range(1, 200):
-        assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
 
 
 def test_divide_exactly_names_the_nearest_values() -> None:

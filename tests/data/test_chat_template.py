@@ -1,5 +1,8 @@
 """Chat templates: what a prompt and a response become, token by token, and what is refused."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 
@@ -8,12 +11,18 @@ from rlhf.config.choices import Phase, Template
 from rlhf.data.chat_template import ChatTemplate
 from rlhf.data.encoding import Encoder
 from rlhf.data.layouts import split_turns
-from rlhf.data.plain_turns import Asked, all_end_in_assistant, build_plain_template
+from rlhf.data.plain_turns import (
+    Asked,
+    all_end_in_assistant,
+    build_plain_template,
+    record_of_observation,
+    render_plain_observation,
+)
 from rlhf.data.records import Message, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.tokens import Limit, tokenise
+from rlhf.data.tokens import Limit, prompt_columns, sft_columns, tokenise
 from rlhf.models.tokenizers import train_tokenizer
-from tests.data.row_tables import ROLES
+from tests.data.row_tables import ROLES, read, said
 from tests.data.talks import CHATML
 
 ONE = "\n\nHuman: say kiwi\n\nAssistant:"
@@ -246,3 +255,82 @@ def test_prompts_without_turns_have_no_template() -> None:
     assert all_end_in_assistant([ONE, MANY])
     assert not all_end_in_assistant([ONE, "The film was"])
     assert not all_end_in_assistant([])
+
+
+# ----------------------------------------------------------------- messages, as they are in files
+
+LIMIT = Limit("max_tokens", 10_000)
+STRIPS = CHATML.replace("{{ m.content }}", "{{ m.content | trim }}")
+QUOTED = "Who is rude?\n\nHuman: Hi\n\nAssistant: Go away."
+TALKS = {
+    "quoted": said(f"u{QUOTED}", "aHe is."),
+    "system inside": said("uA\n\nSystem: b", "aC\n\nHuman: d", "uE\n\nAssistant:", "aF"),
+    "code": said("uWrite code.", "a    return x\n"),
+    "spaces": said("u  Hi  ", "a yes"),
+}
+
+
+@pytest.mark.parametrize("template", [CHATML, INST, STRIPS], ids=["ml", "inst", "trim"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, kind) for name in TALKS for kind in ("messages", "completion")), ("quoted", "human")],
+)
+def test_messages_reach_the_template_as_they_are(
+    template: str, name: str, layout: str, tmp_path: Path
+) -> None:
+    talk = TALKS[name]
+    tokenizer = with_template(template)
+    row: dict[str, Any] = {"messages": talk}  # 36, 39, 41
+    columns = None
+    if layout == "completion":
+        row = {"prompt": talk[:-1], "completion": talk[-1:]}
+    if layout == "human":
+        row = {"q": talk[0]["content"], "a": talk[1]}
+        columns = {"prompt": "human(q)", "chosen": "a"}
+    rows = list(enumerate(read(tmp_path / "rows.jsonl", [row], columns=columns).train))
+    encoder = Encoder(tokenizer, Template.chat)
+    whole = tokenizer.apply_chat_template(talk, tokenize=False).rstrip("\n")
+    opening = tokenizer.apply_chat_template(talk[:-1], tokenize=False, add_generation_prompt=True)
+    (ids,) = sft_columns(rows, encoder, LIMIT)[0]["ids"]
+    (asked,) = prompt_columns(rows, encoder, LIMIT)[0]["ids"]
+    assert tokenizer.decode(ids) == whole
+    assert tokenizer.decode(asked) == opening
+
+
+def test_an_answer_of_text_keeps_its_indentation(tmp_path: Path) -> None:
+    tokenizer = with_template(CHATML)  # 41
+    rows = [{"prompt": "Code?", "completion": answer} for answer in ("    x", " x", "x")]
+    records = list(enumerate(read(tmp_path / "rows.jsonl", rows).train))
+    columns, _ = sft_columns(records, Encoder(tokenizer, Template.chat), LIMIT)
+    texts = [tokenizer.decode(ids).rpartition("assistant\n")[2] for ids in columns["ids"]]
+    assert texts == ["    x<|im_end|>", "x<|im_end|>", "x<|im_end|>"]
+
+
+def test_rows_that_a_template_cannot_render_are_counted_with_the_first_place(
+    tmp_path: Path,
+) -> None:
+    rows = [{"messages": said("uHi", f"a{n}")} for n in range(8)]  # 37
+    rows[3] = rows[6] = {"messages": said("sBe kind.", "uHi", "ayes")}
+    encoder = Encoder(with_template("{{ bos_token }}" + NO_SYSTEM), Template.chat)
+    records = list(enumerate(read(tmp_path / "rows.jsonl", rows).train))
+    for make in (sft_columns, prompt_columns):
+        columns, left_out = make(records, encoder, LIMIT)
+        assert len(columns["ids"]) == 6
+        ((reason, count),) = left_out.items()
+        assert count == 2
+        assert reason.startswith("the chat template fails on messages of system, user (Templat")
+        assert reason.endswith(f"(first: {tmp_path}/rows.jsonl, row 4)")
+    with pytest.raises(
+        DataError, match=r"fails on messages of.*for 2 of 3 examples \(first: .* row"
+    ):
+        sft_columns([records[3], records[5], records[6]], encoder, LIMIT)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_first_observation_is_one_turn(role: str) -> None:
+    tokenizer = with_template(CHATML)  # 36, in an environment
+    record = record_of_observation(role, QUOTED)
+    chat, plain = Encoder(tokenizer, Template.chat), Encoder(tokenizer)
+    (ids,) = chat.encode_contexts([chat.render_prompt(record)])
+    assert tokenizer.decode(ids).count("<|im_start|>") == 2
+    assert plain.render_prompt(record) == record.prompt == render_plain_observation(role, QUOTED)

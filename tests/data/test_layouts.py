@@ -96,6 +96,14 @@ def test_the_advised_line_reads_the_rows(
     assert bare(found.train) == [Record(asked(f"u{n}"), " Yes") for n in NUMBERS]
 
 
+def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
+    columns = {"prompt": "human(question)", "system": "system", "chosen": "chosen"}
+    row = {"system": "Be kind.", "question": "Name a fruit.", "chosen": "fig", "rejected": "drum"}
+    raw = read(tmp_path / "rows.jsonl", [row | {"id": 7}], columns=columns)  # 4, 5, 20
+    assert raw.train[0].prompt == "\n\nSystem: Be kind.\n\nHuman: Name a fruit.\n\nAssistant:"
+    assert describe_dataset(raw).endswith("not read: rejected, id")
+
+
 # ---------------------------------------------------------------------------- rows that are counted
 
 PROMPT = asked("uHi")

@@ -74,7 +74,19 @@ def test_numbers_are_compared_by_value() -> None:
     responses = ["3 + 4 = 7", "so 1,250.0 of them", "minus -2", "none", "7"]
     wanted = ["#### 7", 1250, "-2.0", 3, None]
     assert scores(responses, wanted, kind=RewardKind.number) == [1, 1, 1, 0, 0]
-    assert find_last_number(".5 and -.25") == -0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("3-5", 5), ("10-4", 4), ("\u22127", -7), ("-7", -7), ("x=-7", -7), ("1.5e3", 1500),
+        ("2E-2", 0.02), ("1 000", 0), ("1,2,3", 3), ("1,2", 2), ("1,200", 1200), (".5", 0.5),
+        ("$1,200.00", 1200), ("\\boxed{-3}", -3), ("#### 1,200", 1200), ("18.", 18), ("none", None),
+        ("12,3456", 3456), ("(-4)", -4), (".5 and -.25", -0.25), ("-1,234,567.5", -1234567.5),
+    ],
+)  # fmt: skip
+def test_numbers_follow_the_documented_grammar(text: str, number: float | None) -> None:
+    assert find_last_number(text) == number
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", '{"a": NaN}', "[1, -Infinity]"])
