@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 
-from rlhf.config.hydra_errors import explain_hydra_error, to_hydra_override
+from rlhf.config.hydra_errors import explain_hydra_error, nearest_name, to_hydra_override
 
 
 def failure(overrides: list[str]) -> Exception:
@@ -27,6 +27,11 @@ def test_only_the_wrong_one_of_several_words_is_named(
 ) -> None:
     explained = explain_hydra_error(failure([chosen]), arguments.format(chosen).split())
     assert str(explained).startswith(message.format(chosen))
+
+
+def test_a_near_name_is_found_in_any_case() -> None:
+    assert nearest_name("fp-16", ["stage1", "FP16"]) == "FP16"
+    assert nearest_name("zero", ["stage1", "FP16"]) is None
 
 
 def test_unknown_primary_config() -> None:

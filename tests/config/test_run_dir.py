@@ -47,13 +47,6 @@ def test_directory_has_the_name_the_time_and_a_number(config: MakeConfig) -> Non
     assert os.readlink("runs/latest") == f"mine/{STAMP}-3"
 
 
-def test_job_of_a_sweep_keeps_its_directory(config: MakeConfig, tmp_path: Path) -> None:
-    job_dir = tmp_path / "runs" / "sweeps" / "now" / "0"
-    job_dir.mkdir(parents=True)
-    assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
-    assert Path("runs/latest").resolve() == job_dir
-
-
 @pytest.mark.parametrize(
     ("asked", "made", "link"),
     [
@@ -74,10 +67,12 @@ def test_an_explicit_directory_is_taken_and_linked_if_in_runs(
     assert (os.readlink(latest) if latest.is_symlink() else None) == link
 
 
-def test_job_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path) -> None:
-    job_dir = make_run_dir(config(), job_dir=tmp_path / "0", now=NOW)
-    write_frozen_config(config(), job_dir)
-    assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
+def test_job_of_a_sweep_that_starts_again_keeps_its_run(config: MakeConfig, tmp_path: Path) -> None:
+    job_dir = tmp_path / "runs" / "sweeps" / "now" / "0"
+    for _ in range(2):
+        assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
+        assert Path("runs/latest").resolve() == job_dir
+        write_frozen_config(config(), job_dir)
     with pytest.raises(ConfigError, match="already holds a run"):
         make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
 
