@@ -52,8 +52,8 @@ KINDS: dict[str, Form] = {
     "whole": int,
     "flag": bool,
     "null": type(None),
+    "measure": _measure_form,
 }
-KINDS |= {"measure": _measure_form}
 
 
 def _build_form(given: Any) -> Form:

@@ -67,12 +67,7 @@ def divisors(number: int) -> list[int]:
 
 
 def build_batch_plan(
-    batch_size: int,
-    *,
-    key: str,
-    ranks: int,
-    micro_batch_size: int | None,
-    cap: int,
+    batch_size: int, *, key: str, ranks: int, micro_batch_size: int | None, cap: int
 ) -> BatchPlan:
     """Return the division of ``batch_size``, the value of ``key``, over ``ranks``.
 

@@ -24,8 +24,6 @@ from rlhf.data.detect import known_columns
 TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or messages."
 NOT_LINES = "; call a file .json if its rows are not one object on each line"
 OTHER_DELIMITERS = "\t;|"  # spreadsheets may write these instead of commas
-
-
 CHUNK = 10_000  # rows
 PACKED_RATIO = 3  # bytes of text for a byte of a compressed file: an assumption
 

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Template
-from rlhf.data.records import (
-    ASSISTANT_TURN,
-    SPEAKERS,
-    TOOL_SPEAKER,
-    Message,
-    Record,
-    render_prompt,
-)
+from rlhf.data.records import ASSISTANT_TURN, SPEAKERS, TOOL_SPEAKER, Message, Record, render_prompt
 
 TextPiece = tuple[str, str]  # a context, and the answer that follows it
 OBSERVERS = {"user": "Human", "tool": TOOL_SPEAKER}  # role of an observation -> its speaker

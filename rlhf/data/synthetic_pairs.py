@@ -244,8 +244,5 @@ class GoldJudge:
 
     def expected_gold_accuracy(self, records: list[Record]) -> float:
         """Return the expected accuracy on ``records`` of a reward model with exact gold scores."""
-        total = 0.0
-        for each in records:
-            gap = _gold_gap(each.prompt or "", each.chosen or "", each.rejected or "")
-            total += preference_probability(abs(gap))
-        return total / len(records)
+        gaps = [_gold_gap(*(text or "" for text in record.texts[:3])) for record in records]
+        return sum(preference_probability(abs(gap)) for gap in gaps) / len(records)

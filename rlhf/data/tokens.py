@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "left_out.json"
 FORMAT_VERSION = 4  # increase it when columns of the cache change their meaning
-Encode = Callable[[list[tuple[int, Record]]], tuple[dict[str, list[Any]], Counter[str]]]
 MOST_DOUBTFUL = 50_000  # if more examples must be encoded, all are, and their ids are cached
 KEPT_WHOLE = {"Split", "Digits", "Punctuation"}  # pre-tokenizers that add no bytes
 
@@ -65,15 +64,10 @@ class TokenData(NamedTuple):
 
 
 T = TypeVar("T")
-
-
 Columns = dict[str, list[Any]]
-
-
 Records = list[tuple[int, Record]]
-
-
 Examples = Phase | Unpaired  # of a phase, or the feedback that it learns from instead of pairs
+Encode = Callable[[Records], tuple[Columns, Counter[str]]]
 
 
 class Limit(NamedTuple):

@@ -19,22 +19,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.batches import (
-    examples_per_step,
-    num_phase_steps,
-    sequences_per_example,
-)
+from rlhf.config.batches import examples_per_step, num_phase_steps, sequences_per_example
 from rlhf.config.choices import ModelInit, Phase, PlanMode, Source, Template
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import estimate_text_bytes
-from rlhf.data.phase_needs import (
-    PhaseExamples,
-    describe_phase_examples,
-    require_examples,
-)
+from rlhf.data.phase_needs import PhaseExamples, describe_phase_examples, require_examples
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
 from rlhf.data.tables import find_snapshot, list_files

@@ -8,13 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from rlhf.data.records import (
-    ASSISTANT_TURN,
-    Message,
-    Record,
-    find_learned_turns,
-    normalize_text,
-)
+from rlhf.data.records import ASSISTANT_TURN, Message, Record, find_learned_turns, normalize_text
 from rlhf.look.repeats import DataFinding, name_records
 
 SCRIPT_LETTERS = 40  # letters of an answer that decide its script

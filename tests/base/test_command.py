@@ -8,12 +8,7 @@ import subprocess
 
 import pytest
 
-from rlhf.base.command import (
-    Result,
-    build_command_parser,
-    run_to_exit_code,
-    set_cuda_allocator,
-)
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code, set_cuda_allocator
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import convert_drive_errors
 from tests.documents import read_document

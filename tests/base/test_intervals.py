@@ -90,8 +90,7 @@ def test_wilson_interval_lies_around_the_share_and_shrinks(total: int, data: st.
 
 
 @pytest.mark.parametrize(
-    "values",
-    [[math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf, 0.0], [1e308, 1e308, 1e308]],
+    "values", [[math.nan, 1.0], [math.inf, 1.0], [math.inf, -math.inf, 0.0], [1e308, 1e308, 1e308]]
 )
 def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> None:
     found = mean_with_interval(values)

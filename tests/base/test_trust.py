@@ -58,11 +58,7 @@ def test_what_others_may_write_in_is_not_trusted(above: int, file: Path) -> None
 @pytest.mark.parametrize("above", [0, 1, 2])
 @pytest.mark.parametrize(
     "spoil",
-    [
-        give_to_group,
-        lambda path: os.chown(path, OTHER, -1),
-        lambda path: link_of(path, OTHER),
-    ],
+    [give_to_group, lambda path: os.chown(path, OTHER, -1), lambda path: link_of(path, OTHER)],
     ids=["writable by a group", "owned by another", "a link of another to ours"],
 )
 def test_files_folders_and_links_of_others_are_not_trusted(

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.base.metrics import (
-    Maximum,
-    Mean,
-    Metrics,
-    Minimum,
-    Moments,
-    merge_metrics,
-    perplexity,
-)
+from rlhf.base.metrics import Maximum, Mean, Metrics, Minimum, Moments, merge_metrics, perplexity
 from rlhf.base.ranks import Ranks
 from tests.algorithms.padded_batches import (
     f64,

@@ -7,13 +7,7 @@ import pytest
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.stored_files import DamagedFileError
-from rlhf.config.freeze import (
-    COMMAND,
-    FROZEN,
-    load_frozen_config,
-    read_command,
-    read_frozen_keys,
-)
+from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, read_command, read_frozen_keys
 
 BOMB = "seed: 1\na0: &a0 [x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf.data.reading import load_datasets
-from rlhf.data.records import (
-    Dropped,
-    RawDataset,
-    Record,
-    clean_records,
-    clean_text,
-    fingerprint,
-)
+from rlhf.data.records import Dropped, RawDataset, Record, clean_records, clean_text, fingerprint
 from rlhf.data.stored import drop_repeated_examples
 from tests.data.row_tables import config_of
 

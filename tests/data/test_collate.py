@@ -165,10 +165,7 @@ def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
         divide_pairs_into_steps([0, 1, 0, 0], batch_size=2, epochs=1, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "width"),
-    [(1, 1), (64, 64), (65, 72), (128, 128), (129, 144)],
-)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (64, 64), (65, 72), (128, 128), (129, 144)])
 def test_widths_are_few(tokens: int, width: int) -> None:
     assert padded_width(tokens, max_width=4096) == width
 

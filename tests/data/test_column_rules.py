@@ -46,12 +46,7 @@ def test_part_is_absent_where_its_path_ends_early(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("expression", "column"),
-    [
-        ("b", "b"),
-        ("pick(z > `0`, a, b)", "b"),
-        ("b.c | d", "b"),
-        ("max_by(b, &c)", "b"),
-    ],
+    [("b", "b"), ("pick(z > `0`, a, b)", "b"), ("b.c | d", "b"), ("max_by(b, &c)", "b")],
 )
 def test_column_that_no_row_has_is_refused(expression: str, column: str) -> None:
     row = {"a": "x", "z": 1}

@@ -16,12 +16,7 @@ from rlhf.config.choices import Template, Unpaired
 from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import UnusableTemplateError
-from rlhf.data.records import (
-    Dropped,
-    RawDataset,
-    Row,
-    learn_last_answer,
-)
+from rlhf.data.records import Dropped, RawDataset, Row, learn_last_answer
 from rlhf.data.stored import drop_repeated_examples
 from rlhf.data.tokens import Limit, prompt_columns, response_columns, sft_columns
 from rlhf.runtime.run_data import load_phase_data
@@ -116,10 +111,7 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
     tokenizer.chat_template = CHATML
     records = read(TALKS["five_system"], TALKS["one"])
     found = learned_texts(columns_of(records, tokenizer, Template.chat), tokenizer)
-    assert found == [
-        [f"  def a{n}():\n<|im_end|>" for n in range(5)],
-        ["  def a0():\n<|im_end|>"],
-    ]
+    assert found == [[f"  def a{n}():\n<|im_end|>" for n in range(5)], ["  def a0():\n<|im_end|>"]]
     found = learned_texts(columns_of(records, tokenizer, Template.plain), tokenizer)
     assert found == [[f"   def a{n}():\n<|im_end|>"] for n in (0, 1, 2, 3, 4, 0)]
     last = [(index, learn_last_answer(record)) for index, record in records]

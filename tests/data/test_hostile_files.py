@@ -96,10 +96,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [*product(SPECIAL, ["a.jsonl"]), ("FIFO", "a.parquet")],
-)
+@pytest.mark.parametrize(("kind", "name"), [*product(SPECIAL, ["a.jsonl"]), ("FIFO", "a.parquet")])
 def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> None:
     SPECIAL[kind](tmp_path / name)
     message = f"{tmp_path / name}: must be a regular file."
@@ -110,8 +107,7 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("FIFO", "state.json"), ("link to a device", "data-00000-of-00001.arrow")],
+    ("kind", "name"), [("FIFO", "state.json"), ("link to a device", "data-00000-of-00001.arrow")]
 )
 def test_saved_folders_hold_regular_files(kind: str, name: str, tmp_path: Path) -> None:
     datasets.Dataset.from_list(pairs_of("a")).save_to_disk(tmp_path / "saved")

@@ -13,17 +13,7 @@ from rlhf.data.detect import detect_layout, read_layouts, to_records
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import Record, Row
 
-from .row_tables import (
-    NUMBERS,
-    Rows,
-    asked,
-    fill,
-    read,
-    read_tables,
-    records_of,
-    rows_of,
-    said,
-)
+from .row_tables import NUMBERS, Rows, asked, fill, read, read_tables, records_of, rows_of, said
 
 USED, REFUSED = read_tables("layouts.yaml")
 

@@ -280,12 +280,7 @@ def test_phases_without_a_share_of_the_split_take_equal_ones() -> None:
 
 @pytest.mark.parametrize(
     ("weight", "times"),
-    [
-        (2.0, {2: 30}),
-        (0.5, {0: 15, 1: 15}),
-        (1.5, {1: 15, 2: 15}),
-        (0.001, {0: 29, 1: 1}),
-    ],
+    [(2.0, {2: 30}), (0.5, {0: 15, 1: 15}), (1.5, {1: 15, 2: 15}), (0.001, {0: 29, 1: 1})],
 )
 def test_weight_repeats_training_examples_and_never_held_out_ones(
     weight: float, times: dict[int, int]
@@ -328,9 +323,7 @@ def test_phase_needs_its_kind_of_example() -> None:
 
 
 @pytest.mark.parametrize("grade", [True, False, 3.5])
-def test_single_responses_with_a_grade_need_a_loss_that_reads_grades(
-    grade: bool | float,
-) -> None:
+def test_single_responses_with_a_grade_need_a_loss_that_reads_grades(grade: bool | float) -> None:
     graded = ANSWERED._replace(grade=grade)
     parts = dict.fromkeys(SPLIT_PHASES, PhaseData([graded], [graded]))
     for phase in (Phase.reward, Phase.dpo):

@@ -69,11 +69,7 @@ def test_a_folder_decides(
     ],
 )
 def test_the_files_in_the_cache_of_the_hub_decide(
-    settings: str,
-    form: Template,
-    compose: Compose,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    settings: str, form: Template, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     repository = tmp_path / "models--me--chatty"

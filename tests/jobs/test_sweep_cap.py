@@ -56,7 +56,7 @@ def split(*words: str, paired: list[list[str]]) -> list[str]:
 
 def test_all_combinations_but_pairs_by_place() -> None:
     assert split("a=1,2", "s=3", "b=x,y", paired=[]) == [
-        *("a=1 s=3 b=x", "a=1 s=3 b=y", "a=2 s=3 b=x", "a=2 s=3 b=y"),
+        *("a=1 s=3 b=x", "a=1 s=3 b=y", "a=2 s=3 b=x", "a=2 s=3 b=y")
     ]
     words = ("a=1,2", "seed=range(1,3)", "b='x,1',y", "c=7,8", "d=5,6")
     assert split(*words, paired=[["b", "a"], ["c", "d"]]) == [

@@ -108,10 +108,7 @@ WHOLE = "rates of a100_40g, the whole card (this part of it is slower than plann
 
 @pytest.mark.parametrize(
     ("gpu", "name", "reason", "memory"),
-    [
-        (PART, "a100_40g", WHOLE, 19.6),
-        (UNKNOWN_CARD, UNKNOWN, "planned times are a guess)", 94.9),
-    ],
+    [(PART, "a100_40g", WHOLE, 19.6), (UNKNOWN_CARD, UNKNOWN, "planned times are a guess)", 94.9)],
     indirect=["gpu"],
 )
 def test_a_part_of_a_gpu_and_a_card_without_a_profile_are_used(

@@ -10,14 +10,7 @@ from rlhf.base.errors import refuse_broken_rule
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
-from rlhf.config.schema.keys import (
-    ABOVE_0,
-    AT_LEAST_0,
-    FROZEN_STAGE,
-    ZERO_STAGE,
-    format_value,
-    key,
-)
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, FROZEN_STAGE, ZERO_STAGE, format_value, key
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
