@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from rlhf.base.command import Result, build_command_parser, quieten_libraries, run_to_exit_code
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.base.isolated_process import import_user_object
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     if options.batches < 2:  # noqa: PLR2004
         parser.error(f"--batches {options.batches}: must be 2 or more")
+    if not 0 <= options.seed < 2**63:
+        parser.error(f"--seed {options.seed}: must be 0 or more, and below 2**63")
     return run_to_exit_code(lambda: _examine(options), as_json=options.json)
 
 
@@ -71,11 +73,13 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
     """
     if Phase.ppo not in config.phase.order:
         raise ConfigError("phase.order has no ppo: only PPO's gradient is examined; use phase=ppo")
-    if config.environment.is_used:
-        raise ConfigError(
-            f"environment.kind={config.environment.kind}: the task has no turns; use "
-            "environment=none for this command"
-        )
+    broken = {
+        f"environment.kind={config.environment.kind}: the task has no turns; use "
+        "environment=none for this command": config.environment.is_used,
+        "ppo.gdpo=true: the task has one reward, so none are normalised and added; use "
+        "ppo.gdpo=false for this command": config.ppo.gdpo,
+    }
+    refuse_broken_rule(broken)
     method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
     for each in own:
         if inspect.isclass(each) and issubclass(each, TargetMaker):

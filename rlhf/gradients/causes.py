@@ -105,6 +105,18 @@ CAUSES = (
         lambda ppo: ppo.missing_end_mask,
         {"missing_end_mask": False},
     ),
+    Cause(
+        "clip_cov_ratio",
+        "tokens with a high covariance are left out",
+        lambda ppo: ppo.clip_cov_ratio > 0,
+        {"clip_cov_ratio": 0.0},
+    ),
+    Cause(
+        "whiten_rewards",
+        "a token earns a share of the mean reward",
+        lambda ppo: ppo.whiten_rewards,
+        {"whiten_rewards": False},
+    ),
     Cause("gamma", "later rewards count less", lambda ppo: ppo.gamma < 1, {"gamma": 1.0}),
     Cause(
         "entropy_coef",

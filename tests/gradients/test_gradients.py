@@ -64,6 +64,7 @@ class HalfOfTheTokens(PpoHook):
         return {**steps, "weigh": weigh}
 
 
+TWO_REWARDS = "+rewards={learned:{kind:model},ends:{kind:stop}}"
 GROUPS = "ppo.responses_per_prompt=4 ppo.advantage_estimator="
 CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
     "the default run": ("", [], Direction.unbiased, []),
@@ -87,6 +88,18 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         [],
         Direction.biased,
         ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0)"],
+    ),
+    "Clip-Cov": (
+        "ppo.clip_cov_ratio=0.2 ppo.clip_cov_low=0.01",
+        [],
+        Direction.biased,
+        ["ppo.clip_cov_ratio=0.2: tokens with a high covariance are left out (without it 0)"],
+    ),
+    "whitened rewards": (
+        "ppo.whiten_rewards=true",
+        [],
+        Direction.biased,
+        ["ppo.whiten_rewards=True: a token earns", "(without it 0)"],
     ),
     "an older policy": (
         "rollout.lag=2 ppo.gamma=0.9",
@@ -253,6 +266,7 @@ def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[flo
     [
         ("phase=sft", [], "has no ppo"),
         ("experiment=number_guessing", [], "environment.kind=.*: the task has no turns"),
+        (f"{TWO_REWARDS} ppo.gdpo=true {GROUPS}dr_grpo", [], "ppo.gdpo=true: the task has one"),
         ("", [TinyTask], "must be a subclass of TargetMaker or PpoHook"),
     ],
 )
@@ -273,9 +287,13 @@ def test_the_command_with_the_example(
     found = read_document("gradients", capfd.readouterr().out)
     assert found["verdict"] == "biased"
     assert "MedianBaseline, your own code (without it 0)" in found["text"]
-    with pytest.raises(SystemExit):
-        main(["--batches", "1"])
-    assert "--batches 1: must be 2 or more" in capfd.readouterr().err
+    for words in (
+        "--batches 1: must be 2 or more",
+        "--seed -1: must be 0 or more, and below 2**63",
+    ):
+        with pytest.raises(SystemExit):
+            main(words.split(":")[0].split())
+        assert words in capfd.readouterr().err
     assert main(["--own", f"{__name__}:flipped_loss", "--batches", "2"]) == 1
     text = capfd.readouterr().out
     assert "the KL penalty alone   bias  1.000  cosine -1.0000" in text
