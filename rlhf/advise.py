@@ -40,6 +40,9 @@ PROBE = {
     "ppo.eval_every": 0,
     "ppo.eval_prompts": 2,
     "reuse.phases": "always",
+    "ppo.epochs": "null",
+    "ppo.resampling_rounds": 0,  # as GDPO, only for estimators that compare responses
+    "ppo.gdpo": False,
 }
 EXPLAINED = "ppo/explained_variance"
 
@@ -77,7 +80,10 @@ class Probe(NamedTuple):
             tokens.append(line["tokens"])
         compared = [scores for scores in groups.values() if len(scores) > 1]
         if not compared:
-            raise CheckpointError(f"{ROLLOUTS}: no prompt has two responses, so none are compared")
+            raise CheckpointError(
+                f"{ROLLOUTS}: no prompt has two responses, so none are compared; remove keys that "
+                "end the probe early, such as plan=only"
+            )
         scores = [score for each in groups.values() for score in each]
         if not (variance := statistics.variance(scores)):
             raise ConfigError(

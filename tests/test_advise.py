@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlhf.advise import Probe, main
+from rlhf.advise import PROBE, Probe, main
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config.freeze import to_run_config
+from tests.conftest import Compose
 from tests.documents import read_document
 
 RISING = (-3.0, 0.1, 0.3, 0.7, 0.75, 0.74)
@@ -73,8 +75,17 @@ def test_rollouts_without_a_difference_are_refused() -> None:
     with pytest.raises(ConfigError, match="all 4 responses have the score 1"):
         Probe.of(alike, [0.0])
     alone = [{"step": 1, "prompt": str(n), "score": float(n), "tokens": 3.0} for n in range(4)]
-    with pytest.raises(CheckpointError, match="no prompt has two responses"):
-        Probe.of(alone, [0.0])
+    for lines in (alone, []):
+        with pytest.raises(CheckpointError, match=r"no prompt has two responses.*plan=only"):
+            Probe.of(lines, [0.0])
+
+
+@pytest.mark.parametrize("words", ["ppo=dapo data.size=100000", "ppo.gdpo=true", "ppo.epochs=1"])
+def test_a_probe_replaces_the_keys_that_it_excludes(words: str, compose: Compose) -> None:
+    config = to_run_config(
+        compose([*words.split(), *(f"{k}={v}" for k, v in PROBE.items()), "ppo.steps=9"])
+    )
+    assert config.ppo.epochs is None
 
 
 def test_command_probes_and_leaves_nothing(
