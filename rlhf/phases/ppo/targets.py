@@ -254,7 +254,8 @@ def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> T
     """Scale token rewards to deviation 1, if ppo.whiten_rewards is set."""
     scaled_BT = targets.rewards_BT
     if maker.config.whiten_rewards:
-        scaled_BT = maker.whiten(scaled_BT, rollout.responses.keep_BT, shift_mean=False)
+        learned_BT = learned_tokens(maker.config, rollout)
+        scaled_BT = maker.whiten(scaled_BT, learned_BT, shift_mean=False)
     return targets._replace(scaled_rewards_BT=scaled_BT)
 
 
