@@ -9,7 +9,7 @@ from rlhf.config.schema.keys import ABOVE_0, Unread, key
 COLUMN = "ppo.teacher_prompt_column"
 PLAIN = Unread(
     lambda ppo: ppo.teacher_prompt_column is None,
-    "{group}.teacher_prompt_column=null: no teacher reads a prompt of its own",
+    "{group}.teacher_prompt_column=null names no prompt of a teacher",
     "add {group}.teacher_prompt_column=COLUMN",
 )
 
