@@ -202,7 +202,8 @@ def test_masked_responses_count_in_their_group_but_not_in_whitening(compose: Com
         found_B = made.advantages.advantages_BT[:3, 1]
         assert found_B.tolist() == pytest.approx([x / deviation for x in expected], abs=1e-6)
     keys = ("ppo.advantage_estimator=reinforce_pp", "ppo.whiten_advantages=false")
-    made = made_of(compose, rollout, "ppo.missing_end_mask=true", "ppo.whiten_rewards=true", *keys)
+    keys += ("ppo.missing_end_mask=true", "ppo.whiten_rewards=true")
+    made = maker_of(compose, *keys).make(rollout, kl_ctl=0.0)
     # of 0, 1, 0, 3, 0, 5: mean 1.5, variance 43/12
     expected = [1.5 + (x - 1.5) / (43 / 12) ** 0.5 for x in (1.0, 3.0, 5.0)]
     assert made.advantages.advantages_BT[:3, 1].tolist() == pytest.approx(expected)
