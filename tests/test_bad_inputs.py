@@ -1,12 +1,11 @@
 """Every bad input of the catalogue gets an answer and no traceback: RlhfError, or exit code 2.
 
-Damaged model folders and weights are in tests/models/test_damaged_folders.py, rows and files that
-plans and runs refuse alike in tests/jobs/test_data_refusals.py; tests/fuzz draws others.
+Damaged models and tokenizers are in tests/models/test_damaged_folders.py, rows and files that plans
+and runs refuse alike in tests/jobs/test_data_refusals.py; tests/fuzz draws others.
 """
 
 import json
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,6 @@ from rlhf.config.freeze import load_run, to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
-from rlhf.models.build import build_actor
-from rlhf.models.sources import ModelSource
-from rlhf.models.tokenizers import load_tokenizer, train_tokenizer
 from rlhf.runtime.launch_mode import launch_mode
 from rlhf.runtime.rendezvous import replace_rank_counts
 from tests.bad_inputs import FILES, GOOD, MANY
@@ -69,75 +65,6 @@ def test_a_path_without_data_is_refused(
         what_is_read(config)
 
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "num_attention_heads": 1,
-    "num_hidden_layers": 1,
-    "intermediate_size": 8,
-    "vocab_size": 300,
-}
-WHOLE = json.dumps(CONFIG)
-HEADER = json.dumps({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}).encode()
-CUT_OFF = {"model.safetensors": struct.pack("<Q", len(HEADER)) + HEADER + b"\0" * 8}
-MODELS: dict[str, dict[str, str | bytes]] = {
-    "empty folder": {},
-    "weights are missing": {"config.json": WHOLE},
-    "config is missing": {**CUT_OFF},
-    "unknown model type": {"config.json": '{"model_type": "x"}', **CUT_OFF},
-    "no model type": {"config.json": "{}", **CUT_OFF},
-    "an image model": {"config.json": '{"model_type": "vit"}', **CUT_OFF},
-    "weights are text": {"config.json": WHOLE, "model.safetensors": "hello"},
-    "weights are empty": {"config.json": WHOLE, "model.safetensors": ""},
-    "weights are cut off": {"config.json": WHOLE, **CUT_OFF},
-    "a huge header": {"config.json": WHOLE, "model.safetensors": struct.pack("<Q", 2**60)},
-    "negative width": {"config.json": json.dumps(CONFIG | {"hidden_size": -8})},
-    "index names a missing shard": {
-        "config.json": WHOLE,
-        "model.safetensors.index.json": '{"weight_map": {"a": "b"}}',
-    },
-    "adapter of another kind": {"adapter_config.json": '{"peft_type": "IA3"}'},
-    "adapter without a base": {"adapter_config.json": '{"peft_type": "LORA"}'},
-    "adapter config is no JSON": {"adapter_config.json": "{"},
-}
-
-
-@pytest.mark.slow
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(["some text"], vocab_size=300)
-    for label, files in MODELS.items():
-        source = ModelSource(key="model.path", path=str(write(tmp_path / label, files)))
-        with pytest.raises(RlhfError):
-            build_actor(source, tokenizer, seed=1)
-
-
-def write(folder: Path, files: dict[str, str | bytes]) -> Path:
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    return folder
-
-
-@pytest.mark.slow
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    train_tokenizer(["some text"], vocab_size=300).save_pretrained(tmp_path / "saved")
-    whole = (tmp_path / "saved" / "tokenizer.json").read_text()
-    kept = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
-    no_end = json.dumps({name: value for name, value in kept.items() if name != "eos_token"})
-    file, its_config = "tokenizer.json", "tokenizer_config.json"
-    files: dict[str, dict[str, str | bytes]] = {
-        "empty": {},
-        "no JSON": {file: "{", its_config: no_end},
-        "cut off": {file: whole[:500], its_config: no_end},
-        "no end token": {file: whole, its_config: no_end},
-        "alone": {its_config: json.dumps(kept)},
-        "list": {file: whole, its_config: "[]"},
-    }
-    for damage, content in files.items():
-        with pytest.raises(RlhfError):
-            load_tokenizer(write(tmp_path / damage, content), key="model.tokenizer")
-
-
 RUNS = {
     "no run": None,
     "empty config": b"",
@@ -160,8 +87,9 @@ REFUSING = {
 def test_a_folder_without_a_run_is_refused_by_every_command(
     label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = RUNS[label]
-    folder = write(tmp_path / "run", {} if content is None else {"config.yaml": content})
+    (folder := tmp_path / "run").mkdir()
+    if (content := RUNS[label]) is not None:
+        (folder / "config.yaml").write_bytes(content)
     for place in (folder, tmp_path / "missing"):
         with pytest.raises(RlhfError):
             load_run(place)

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.models.build import (
-    build_actor,
-    build_scorer,
-    require_enough_positions,
-)
-from rlhf.models.pretrained import require_one_label_model
+from rlhf.models.build import build_actor, build_scorer, require_enough_positions
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
 from rlhf.options.lora.models import has_adapters
@@ -77,20 +72,6 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     lora = lora_config()
     assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, extensions=adding(lora)))
-
-
-def test_a_saved_actor_becomes_a_scorer_with_its_trunk(tokenizer, tmp_path: Path) -> None:
-    actor = build_actor(source_of("llama"), tokenizer, seed=1)
-    actor.save_pretrained(tmp_path)
-    scorer = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=3)
-    again = build_scorer(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=3)
-    trunk = scorer.pretrained.model.layers[0].mlp.up_proj.weight
-    assert torch.equal(trunk, actor.model.layers[0].mlp.up_proj.weight)
-    assert torch.equal(scorer.pretrained.score.weight, again.pretrained.score.weight)
-    with pytest.raises(CheckpointError, match="not a trained reward model"):
-        require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path)))
-    scorer.pretrained.save_pretrained(tmp_path / "reward")
-    require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path / "reward")))
 
 
 def test_positions_are_checked_against_the_model(tokenizer) -> None:

@@ -1,6 +1,7 @@
 """A folder that does not hold the model or tokenizer that it describes is refused by name."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,33 @@ def test_damaged_weights_are_refused_while_they_are_sharded(damage: str, folder:
         build(folder, shard=lambda parameter: parameter.detach())
 
 
+BYTES_DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "text": (lambda _: b"hello", "header too small"),
+    "empty": (lambda _: b"", "header too small"),
+    "cut off": (lambda whole: whole[:-8], "file not fully covered"),
+    "a huge header": (lambda _: struct.pack("<Q", 2**60), "header too large"),
+}
+
+
+@pytest.mark.parametrize("damage", BYTES_DAMAGE)
+def test_a_file_that_does_not_hold_weights_is_refused(damage: str, folder: Path) -> None:
+    change, words = BYTES_DAMAGE[damage]
+    (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
+    with pytest.raises(CheckpointError, match=rf"model\.path={folder} does not hold.*{words}"):
+        build(folder)
+
+
+@pytest.mark.parametrize("missing", ["config.json", WEIGHTS])
+def test_a_missing_file_is_refused(missing: str, folder: Path) -> None:
+    (folder / missing).unlink()
+    with pytest.raises(CheckpointError, match=rf"model\.path={folder} does not hold a model"):
+        build(folder)
+
+
 CONFIG_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown type": ({"model_type": "x"}, "model type `x`"),
+    "an image model": ({"model_type": "vit"}, "ViTConfig"),
+    "a negative width": ({"hidden_size": -8}, "negative dimension -8"),
     "more layers": ({"num_hidden_layers": 3}, r"missing.*layers\.2\."),
     "far more layers": ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000"),
     "beyond memory": ({"num_hidden_layers": 10**15}, "num_hidden_layers=1000000000000000"),
@@ -118,7 +145,7 @@ def test_a_config_that_describes_another_model_is_refused(damage: str, folder: P
         build(folder)
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[]", '"llama"', ""])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[]", '"llama"', "", "{}"])
 def test_a_config_that_is_no_config_is_refused(content: str, folder: Path) -> None:
     (folder / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"model\.path"):
@@ -137,6 +164,7 @@ INDEX_DAMAGE: dict[str, tuple[Any, str]] = {
     "no metadata": ({"weight_map": {"a": WEIGHTS}}, "metadata"),
     "a list": ([], "weight_map"),
     "numbers for files": ({"metadata": {}, "weight_map": {"a": 5}}, "weight_map"),
+    "a missing file": ({"metadata": {}, "weight_map": {"a": "b"}}, "a file named b"),
     "another folder": ({"metadata": {}, "weight_map": {"a": "../x.safetensors"}}, r"\.\./x"),
     "a file of the system": ({"metadata": {}, "weight_map": {"a": "/etc/passwd"}}, "/etc/passwd"),
 }
@@ -194,7 +222,10 @@ def test_whole_models_are_loaded_by_policies_and_scorers(family: str, tmp_path: 
     again = build(tmp_path / "policy")
     assert all(map(torch.equal, again.parameters(), model.parameters()))
     scorer = build_scorer(reward_source(tmp_path / "policy"), TOKENIZER, seed=2).pretrained
+    with pytest.raises(CheckpointError, match="not a trained reward model"):
+        require_one_label_model(reward_source(tmp_path / "policy"))
     scorer.save_pretrained(tmp_path / "scorer")
+    require_one_label_model(reward_source(tmp_path / "scorer"))
     saved = build_scorer(reward_source(tmp_path / "scorer"), TOKENIZER, seed=3).pretrained
     assert torch.equal(saved.score.weight, scorer.score.weight)
     for each in (scorer, saved):
@@ -214,6 +245,7 @@ ADAPTER_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
     "a rank in words": ({"r": "two"}, "r='two'"),
     "no rank": ({"r": 0}, "does not fit its base"),
     "a number for a base": ({"base_model_name_or_path": 5}, "names a base model"),
+    "no base": ({"base_model_name_or_path": None}, "names a base model"),
     "another kind": ({"peft_type": "x"}, "does not hold a model"),
     "a kind in a list": ({"peft_type": [1]}, "does not hold a model"),
 }
@@ -227,6 +259,13 @@ def test_a_damaged_adapter_is_refused(damage: str, folder: Path, tmp_path: Path)
     change_json(tmp_path / "adapter" / "adapter_config.json", **fields)
     with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
         build(tmp_path / "adapter")
+    for content, words in (
+        ("{", "does not hold a model"),
+        ('{"peft_type": "IA3"}', "names a base"),
+    ):
+        (tmp_path / "adapter" / "adapter_config.json").write_text(content)
+        with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
+            build(tmp_path / "adapter")
 
 
 def test_an_adapter_with_nan_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -323,9 +362,10 @@ def test_a_tokenizer_of_another_structure_is_refused(damage: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_deep_json_is_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", "[]"])
+def test_other_json_is_refused(name: str, content: str, tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
-    (tmp_path / name).write_text("[" * 100_000)
+    (tmp_path / name).write_text(content)
     with pytest.raises(CheckpointError, match="does not hold a tokenizer"):
         load_tokenizer(tmp_path, key="model.tokenizer")
 
