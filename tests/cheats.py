@@ -23,12 +23,8 @@ from rlhf.run.finished_phase import mark_lines
 from rlhf.run.results import ATTEMPTS
 
 Cheat = Callable[[Path, Random], object]
-METRICS, SAMPLES, RESULT, MANIFEST = (
-    "metrics.jsonl",
-    "samples.jsonl",
-    "result.json",
-    "manifest.json",
-)
+Row = dict[str, Any]
+METRICS, SAMPLES, RESULT = "metrics.jsonl", "samples.jsonl", "result.json"
 
 
 def copy_run(run_dir: Path, target: Path) -> Path:
@@ -36,73 +32,70 @@ def copy_run(run_dir: Path, target: Path) -> Path:
     return Path(shutil.copytree(run_dir, target, copy_function=shutil.copy2))
 
 
-def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edit_json(path: Path, change: Callable[[Row], object]) -> None:
     """Change the object in a JSON file as its writer would have written it."""
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def edit_lines(path: Path, change: Callable[[list[str]], list[str]]) -> None:
-    """Change the lines of a log."""
-    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
+def edit_log(name: str, change: Callable[[list[Row], Random], object]) -> Cheat:
+    """Return a cheat that changes the lines of a log."""
+
+    def plant(run: Path, draw: Random) -> None:
+        before = (run / name).read_text()
+        rows = [json.loads(line) for line in before.splitlines()]
+        assert written(rows) == before, "nothing else changes"
+        change(rows, draw)
+        (run / name).write_text(written(rows))
+
+    return plant
 
 
-def raised(line: str, draw: Random) -> str:
+def written(rows: list[Row]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def with_hashes(plant: Cheat) -> Cheat:
+    """Return the cheat that also makes all hashes fit."""
+    return lambda run, draw: (plant(run, draw), forge_hashes(run))
+
+
+def raised(row: Row, draw: Random) -> Row:
     """Return a line of a log with one of its numbers raised."""
-    values = json.loads(line)
-    names = [n for n, v in values.items() if isinstance(v, float) and "seconds" not in n]
-    values[draw.choice(names)] += draw.uniform(0.01, 1)
-    return json.dumps(values, ensure_ascii=False) + "\n"
+    names = [n for n, v in row.items() if isinstance(v, float) and "seconds" not in n]
+    name = draw.choice(names)
+    return row | {name: row[name] + draw.uniform(0.01, 1)}
 
 
-def edit_a_line(name: str) -> Cheat:
-    def plant(run: Path, draw: Random) -> None:
-        def change(lines: list[str]) -> list[str]:
-            row = draw.randrange(len(lines))
-            return [*lines[:row], raised(lines[row], draw), *lines[row + 1 :]]
-
-        edit_lines(run / name, change)
-
-    return plant
+def raise_a_line(rows: list[Row], draw: Random) -> None:
+    place = draw.randrange(len(rows))
+    rows[place] = raised(rows[place], draw)
 
 
-def delete_a_line(name: str) -> Cheat:
-    def plant(run: Path, draw: Random) -> None:
-        edit_lines(run / name, lambda lines: draw.sample(lines, 0) + drop(lines, draw))
-
-    return plant
+def delete_a_line(rows: list[Row], draw: Random) -> None:
+    del rows[draw.randrange(len(rows))]
 
 
-def drop(lines: list[str], draw: Random) -> list[str]:
-    row = draw.randrange(len(lines))
-    return [*lines[:row], *lines[row + 1 :]]
-
-
-def swap_lines(run: Path, draw: Random) -> None:
+def swap_lines(rows: list[Row], draw: Random) -> None:
     """Exchange two lines of one phase: lines of two phases may stand in any order."""
-
-    def change(lines: list[str]) -> list[str]:
-        phases = [json.loads(line)["phase"] for line in lines]
-        phase = draw.choice(sorted({each for each in phases if phases.count(each) > 1}))
-        one, two = draw.sample([row for row, each in enumerate(phases) if each == phase], 2)
-        lines[one], lines[two] = lines[two], lines[one]
-        return lines
-
-    edit_lines(run / METRICS, change)
+    phases = [row["phase"] for row in rows]
+    phase = draw.choice(sorted({each for each in phases if phases.count(each) > 1}))
+    one, two = draw.sample([place for place, each in enumerate(phases) if each == phase], 2)
+    rows[one], rows[two] = rows[two], rows[one]
 
 
-def append_a_line(run: Path, draw: Random) -> None:
-    edit_lines(run / METRICS, lambda lines: [*lines, raised(lines[-1], draw)])
+def append_a_line(rows: list[Row], draw: Random) -> None:
+    rows.append(raised(rows[-1], draw))
 
 
-def edit_answer(run: Path, draw: Random) -> None:
-    def change(lines: list[str]) -> list[str]:
-        row = draw.randrange(len(lines))
-        values = json.loads(lines[row]) | {"response": " I am very glad to help."}
-        return [*lines[:row], json.dumps(values) + "\n", *lines[row + 1 :]]
+def edit_answer(rows: list[Row], draw: Random) -> None:
+    draw.choice(rows)["response"] = " I am very glad to help."
 
-    edit_lines(run / SAMPLES, change)
+
+def judge_better(rows: list[Row], draw: Random) -> None:
+    for row in draw.sample(rows, 3):
+        row["gold"] = 1.25
 
 
 def set_key(key: str, value: object) -> Cheat:
@@ -126,12 +119,15 @@ def edit_command(run: Path, draw: Random) -> None:
     (run / "command.txt").write_text(command.strip() + f" seed={draw.randrange(100, 999)}\n")
 
 
-def replace_model(run: Path, draw: Random) -> None:
-    """Make the weights of a model a little larger, in a file of the same size."""
-    path = draw.choice(sorted(run.glob("*/*/*.safetensors")))
-    tensors = {name: tensor * 1.001 for name, tensor in load_file(path).items()}
+def scale(path: Path, factor: float) -> None:
+    """Change weights, in a file of the same size."""
+    tensors = {name: tensor * factor for name, tensor in load_file(path).items()}
     path.unlink()
     save_file(tensors, path, metadata={"format": "pt"})
+
+
+def replace_model(run: Path, draw: Random) -> None:
+    scale(draw.choice(sorted(run.glob("*/*/*.safetensors"))), 1.001)
 
 
 def edit_model_config(run: Path, draw: Random) -> None:
@@ -170,7 +166,7 @@ def raise_held_out(run: Path, draw: Random) -> None:
 
 def edit_manifest(run: Path, draw: Random) -> None:
     """Edit a log, and make the manifests fit."""
-    edit_a_line(METRICS)(run, draw)
+    edit_log(METRICS, raise_a_line)(run, draw)
     renew_manifests(run)
 
 
@@ -191,28 +187,15 @@ def swap_phases(run: Path, _: Random) -> None:
     renew_manifests(run)
 
 
-def judge_better(run: Path, draw: Random) -> None:
-    """Give samples better gold scores, and make all hashes fit."""
-
-    def change(lines: list[str]) -> list[str]:
-        values = [json.loads(line) for line in lines]
-        for each in draw.sample(values, 3):
-            each["gold"] = 1.25
-        return [json.dumps(each, ensure_ascii=False) + "\n" for each in values]
-
-    edit_lines(run / SAMPLES, change)
-    forge_hashes(run)
-
-
 # The check that finds the cheat, and the cheat.
 CHEATS: dict[str, tuple[str, Cheat]] = {
-    "a metric is raised": ("logs", edit_a_line(METRICS)),
-    "a line of metrics is gone": ("logs", delete_a_line(METRICS)),
-    "two lines of metrics change places": ("logs", swap_lines),
-    "a line of metrics is added": ("logs", append_a_line),
-    "a score of an answer is raised": ("logs", edit_a_line(SAMPLES)),
-    "an answer is gone": ("logs", delete_a_line(SAMPLES)),
-    "an answer is another": ("logs", edit_answer),
+    "a metric is raised": ("logs", edit_log(METRICS, raise_a_line)),
+    "a line of metrics is gone": ("logs", edit_log(METRICS, delete_a_line)),
+    "two lines of metrics change places": ("logs", edit_log(METRICS, swap_lines)),
+    "a line of metrics is added": ("logs", edit_log(METRICS, append_a_line)),
+    "a score of an answer is raised": ("logs", edit_log(SAMPLES, raise_a_line)),
+    "an answer is gone": ("logs", edit_log(SAMPLES, delete_a_line)),
+    "an answer is another": ("logs", edit_log(SAMPLES, edit_answer)),
     "the seed is another": ("files", swap_seed),
     "a learning rate is another": ("files", set_key("actor_lr", 0.5)),
     "a typed key is another": ("command", set_key("vocab_size", 500)),
@@ -226,14 +209,16 @@ CHEATS: dict[str, tuple[str, Cheat]] = {
     "a manifest fits the edited metrics": ("files", edit_manifest),
     "another machine is claimed": ("files", edit_attempts),
     "the models of two phases change places": ("files", swap_phases),
-    "the judge's ratings are better, and all hashes fit": ("samples", judge_better),
+    "the judge's ratings are better, and all hashes fit": (
+        *("samples", with_hashes(edit_log(SAMPLES, judge_better))),
+    ),
 }
 
 
 def renew_manifests(run: Path, phases: Iterable[str] = ("sft", "reward", "ppo", "dpo")) -> None:
     """Write into the manifests the hashes of the files and of the lines as they are now."""
     for phase in phases:
-        path = run / phase / MANIFEST
+        path = run / phase / "manifest.json"
         if not path.exists():
             continue
         manifest = json.loads(path.read_text())
@@ -262,59 +247,38 @@ def hash_of(path: Path) -> str:
     return sha256_of(path.read_bytes())
 
 
-def forge_curve(run: Path, draw: Random) -> None:
-    """Raise a metric of every step after a random one, and make all hashes fit."""
-
-    def change(lines: list[str]) -> list[str]:
-        found = [json.loads(line) for line in lines]
-        phase = draw.choice(sorted({line["phase"] for line in found}))
-        better = draw.uniform(0.01, 0.2)
-        for line in found:
-            name = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/score_mean"}[phase]
-            if name in line:
-                line[name] += better
-        return [json.dumps(line, ensure_ascii=False) + "\n" for line in found]
-
-    edit_lines(run / METRICS, change)
-    forge_hashes(run)
+def better_curve(rows: list[Row], draw: Random) -> None:
+    """Raise a metric in every step of a phase."""
+    phase = draw.choice(sorted({row["phase"] for row in rows}))
+    name = {"sft": "sft/loss", "reward": "reward/loss", "ppo": "ppo/score_mean"}[phase]
+    better = draw.uniform(0.01, 0.2)
+    for row in rows:
+        if name in row:
+            row[name] += better
 
 
-def forge_model(run: Path, _: Random) -> None:
-    """Replace the trained policy, and make all hashes fit."""
-    path = run / "ppo" / "actor" / "model.safetensors"
-    tensors = {name: tensor * 1.02 for name, tensor in load_file(path).items()}
-    path.unlink()
-    save_file(tensors, path, metadata={"format": "pt"})
-    forge_hashes(run)
+def better_answers(rows: list[Row], draw: Random) -> None:
+    for row in draw.sample([row for row in rows if row["step"] == rows[-1]["step"]], 2):
+        row["score"] += 1
 
 
-def forge_answers(run: Path, draw: Random) -> None:
-    """Raise the scores of the last answers, and make all hashes fit."""
-
-    def change(lines: list[str]) -> list[str]:
-        found = [json.loads(line) for line in lines]
-        last = [line for line in found if line["step"] == found[-1]["step"]]
-        for line in draw.sample(last, 2):
-            line["score"] += 1
-        return [json.dumps(line, ensure_ascii=False) + "\n" for line in found]
-
-    edit_lines(run / SAMPLES, change)
-    forge_hashes(run)
-
-
-def forge_seed(run: Path, draw: Random) -> None:
-    """Claim another seed, also in the command, and make all hashes fit."""
+def claim_seed(run: Path, draw: Random) -> None:
+    """Claim another seed, also in the command."""
     seed = draw.randrange(100, 1000)
     set_key("seed", seed)(run, draw)
     command = (run / "command.txt").read_text().strip()
     (run / "command.txt").write_text(f"{command} seed={seed}\n")
-    forge_hashes(run)
 
 
+def replace_policy(run: Path, _: Random) -> None:
+    scale(run / "ppo" / "actor" / "model.safetensors", 1.02)
+
+
+forge_answers = with_hashes(edit_log(SAMPLES, better_answers))
 # Only what is computed again finds these.
 FORGERIES: dict[str, Cheat] = {
-    "a curve is better": forge_curve,
-    "the policy is another": forge_model,
+    "a curve is better": with_hashes(edit_log(METRICS, better_curve)),
+    "the policy is another": with_hashes(replace_policy),
     "the last answers score higher": forge_answers,
-    "the seed is claimed": forge_seed,
+    "the seed is claimed": with_hashes(claim_seed),
 }
