@@ -33,25 +33,14 @@ Row = Mapping[str, str]
 
 SHAPE = {"max_position_embeddings": 512, "n_positions": 512, "max_seq_len": 512, "vocab_size": 400}
 SHAPE |= {"initializer_range": 0.1, "sliding_window": 512}
-RUN = [
-    *TINY_RUN,
-    "model=pretrained",
-    "model.init=random",
-    "model.path=null",
-    "model.vocab_size=400",
-]
+RUN = [*TINY_RUN, "model=pretrained", "model.init=random", "model.path=null"]
+RUN += ["model.vocab_size=400"]
 RUN += ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "ppo.eval_every=1"]
 RUN += ["checkpoint.every_steps=1", f"tracking.others=[{PATH}]"]
 ON_GPU = ["hardware=a100_40g"]
 ON_CPU = ["hardware=cpu", "hardware.dtype=fp32", "zero=stage1"]
-OF_GPU = {
-    "dtype",
-    "stage",
-    "graphs",
-    "zero",
-    "engine",
-    "ranks",
-}  # what the run on the CPU does not have
+# What the run on the CPU does not have.
+OF_GPU = {"dtype", "stage", "graphs", "zero", "engine", "ranks"}
 DTYPES = {name: [f"hardware.dtype={name}"] for name in ("fp32", "bf16", "fp16")}
 
 

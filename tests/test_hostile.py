@@ -74,9 +74,7 @@ def test_an_interpolation_without_a_value_is_one_message(
     assert "must name another key" in text
 
 
-def test_a_long_value_is_shortened_in_its_message(
-    compose: Compose,
-) -> None:
+def test_a_long_value_is_shortened_in_its_message(compose: Compose) -> None:
     with pytest.raises(ConfigError, match=r"^sft\.lr=x+\.\.\.: expected a number") as caught:
         to_run_config(compose(["sft.lr=" + "x" * 5000]))
     assert len(str(caught.value)) < 1000

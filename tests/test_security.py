@@ -145,10 +145,7 @@ def test_a_command_that_reads_a_secret_is_refused(word: str) -> None:
     ],
 )
 def test_a_value_that_is_a_secret_of_the_environment_is_refused(
-    word: str,
-    key: str,
-    compose: Compose,
-    monkeypatch: pytest.MonkeyPatch,
+    word: str, key: str, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_PASSWORD", SECRET_ENVIRONMENT["MY_PASSWORD"])
     config = to_run_config(compose(["name=MY_PASSWORD", word]))

@@ -20,12 +20,7 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.options import ZeroConfig
 from rlhf.options.average.models import MovingAverage
 from rlhf.options.replay.steps import sum_digests
-from rlhf.run.phase_state import (
-    Checkpoint,
-    checkpoint_folder,
-    load_checkpoint,
-    write_checkpoint,
-)
+from rlhf.run.phase_state import Checkpoint, checkpoint_folder, load_checkpoint, write_checkpoint
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state
 from tests.zero_settings import adamw, zero_config

@@ -19,15 +19,7 @@ from rlhf.models.output_layer import (
     token_logprobs,
 )
 from tests.algorithms import loop_reference as reference
-from tests.algorithms.padded_batches import (
-    assert_close,
-    f64,
-    garbage,
-    keeps,
-    normal,
-    quick,
-    seeds,
-)
+from tests.algorithms.padded_batches import assert_close, f64, garbage, keeps, normal, quick, seeds
 
 # softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8
 LOGITS = f64([[0.0, math.log(2), math.log(5)]] * 3)

@@ -202,10 +202,7 @@ def test_buckets_change_the_padding_alone(run: Run) -> None:
     ("every", "sft_steps", "reward_steps"), [(0, [0, 3], [3]), (2, [0, 2, 3], [0, 2, 3])]
 )
 def test_evaluations_come_when_they_should(
-    run: Run,
-    every: int,
-    sft_steps: list[int],
-    reward_steps: list[int],
+    run: Run, every: int, sft_steps: list[int], reward_steps: list[int]
 ) -> None:
     overrides = ["sft.batch_size=4", "reward.batch_size=4", "reward.group_pairs=false"]
     overrides += [f"sft.eval_every={every}", f"reward.eval_every={every}"]

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf.report.charts import (
-    MOST_POINTS,
-    Chart,
-    Flag,
-    Line,
-    line_chart,
-    number_text,
-    thin_points,
-)
+from rlhf.report.charts import MOST_POINTS, Chart, Flag, Line, line_chart, number_text, thin_points
 from rlhf.report.page import build_jinja_environment
 
 

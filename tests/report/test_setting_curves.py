@@ -77,10 +77,7 @@ def test_command_draws_runs_in_one_chart(
     legend = unescape(re.sub("<[^>]*>", "", text.partition('class="legend"')[2])).split("\n")
     told = [line for line in legend if "kl_ctl" in line]
     folder = tmp_path.name
-    assert told == [
-        f"1 ppo.kl_ctl=0.28 {folder}/a, {folder}/b",
-        f"2 ppo.kl_ctl=0.5 {folder}/c",
-    ]
+    assert told == [f"1 ppo.kl_ctl=0.28 {folder}/a, {folder}/b", f"2 ppo.kl_ctl=0.5 {folder}/c"]
     drawn = [json.loads(unescape(data)) for data in re.findall("data-chart='([^']*)'", text)]
     assert [[line["y"][0] for line in chart["lines"]] for chart in drawn] == 2 * [[0.5, 2]]
     assert drawn[0]["lines"][0]["low"] == [0.25] * 3

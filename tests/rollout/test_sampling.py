@@ -9,12 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.rollout.sampling import (
-    NUCLEUS,
-    SamplingSettings,
-    draw_tokens,
-    truncate_probabilities,
-)
+from rlhf.rollout.sampling import NUCLEUS, SamplingSettings, draw_tokens, truncate_probabilities
 
 
 def sampling(

@@ -8,6 +8,7 @@ import torch
 
 from rlhf.config.choices import Phase, When
 from rlhf.config.freeze import to_run_config
+from rlhf.config.schema.run import RunConfig
 from rlhf.runtime.out_of_memory import (
     OutOfMemoryError,
     explain_out_of_memory,
@@ -75,6 +76,13 @@ def test_the_message_names_keys_and_smaller_micro_batches_continue(tmp_path: Pat
     assert losses[0] == pytest.approx(losses[1], rel=1e-5), "the same steps up to rounding"
 
 
+def explained(config: RunConfig, phase: Phase, folder: Path) -> str:
+    """What is said of an allocation that fails in a phase."""
+    with pytest.raises(OutOfMemoryError) as told, explain_out_of_memory(config, phase, folder):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    return str(told.value)
+
+
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
@@ -93,23 +101,15 @@ def test_the_keys_that_help_are_those_of_the_machine(
     words: list[str], keys: str, compose: Compose, tmp_path: Path
 ) -> None:
     config = to_run_config(compose(["ppo.micro_batch_size=2", *words]))
-    with (
-        pytest.raises(OutOfMemoryError) as told,
-        explain_out_of_memory(config, Phase.ppo, tmp_path),
-    ):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    assert f"resume={tmp_path} {keys} continues with less memory" in str(told.value)
+    told = explained(config, Phase.ppo, tmp_path)
+    assert f"resume={tmp_path} {keys} continues with less memory" in told
 
 
 def test_one_rank_of_a_cpu_is_told_no_second_node(compose: Compose, tmp_path: Path) -> None:
     config = to_run_config(compose(["sft.micro_batch_size=1"]))
-    with (
-        pytest.raises(OutOfMemoryError) as told,
-        explain_out_of_memory(config, Phase.sft, tmp_path),
-    ):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    assert "hardware.nodes" not in str(told.value)
-    assert "model.gradient_checkpointing=true" in str(told.value)
+    told = explained(config, Phase.sft, tmp_path)
+    assert "hardware.nodes" not in told
+    assert "model.gradient_checkpointing=true" in told
 
 
 def test_a_retry_keeps_no_graphs(compose: Compose) -> None:

@@ -70,11 +70,7 @@ def test_samples_are_judged(run_dir: Path) -> None:
 
 
 def test_plain_transformers_loads_the_models(run_dir: Path) -> None:
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-    )
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
     for name in ("sft/model", "ppo/actor"):
         folder = run_dir / name

@@ -102,12 +102,7 @@ class Sampler:
 
 
 def trainer_of(
-    compose: Compose,
-    mode: str,
-    *overrides: str,
-    error: float = ERROR,
-    lag: int = 0,
-    **options: Any,
+    compose: Compose, mode: str, *overrides: str, error: float = ERROR, lag: int = 0, **options: Any
 ) -> PPOTrainer:
     engine = separate_engine(lr=0.02, **options)
     engine.rollout = Sampler(error=error)

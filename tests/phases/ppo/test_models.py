@@ -22,12 +22,7 @@ from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
-from tests.phases.ppo.ppo_pieces import (
-    TEMPERATURE,
-    flat,
-    some_rollout,
-    source,
-)
+from tests.phases.ppo.ppo_pieces import TEMPERATURE, flat, some_rollout, source
 from tests.plain_engine import PlainEngine, TrainingEngine
 from tests.rounding import assert_near
 

@@ -80,9 +80,7 @@ def test_operations_by_hand(
     assert values["speed/tokens_per_second"] == pytest.approx(10 / 1.75)
 
 
-def test_a_model_whose_shape_is_unknown_has_times_only(
-    compose: Compose,
-) -> None:
+def test_a_model_whose_shape_is_unknown_has_times_only(compose: Compose) -> None:
     unknown = ["model=pretrained", "model.path=folder", "experiment=smoke"]
     speed = StepSpeed(to_run_config(compose(unknown)), Ranks())
     values = speed.metrics(rollout(with_policy=True), BOTH, train_seconds=SECONDS.train)

@@ -115,10 +115,7 @@ def test_moments_are_those_of_all_ranks(compose: Compose) -> None:
     ],
 )
 def test_a_score_that_is_not_finite_is_left_out_of_the_moments(
-    scaling: str,
-    expected: list[float],
-    bad: float,
-    targets: With,
+    scaling: str, expected: list[float], bad: float, targets: With
 ) -> None:
     of = targets(f"ppo.scale_reward={scaling}", "ppo.scale_reward_shift=true")
     of(bad, bad)  # no finite score sets no scale

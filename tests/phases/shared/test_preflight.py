@@ -84,22 +84,19 @@ def test_only_ppo_has_the_hybrid_engine(compose: Compose) -> None:
     require_capabilities(replace(hybrid(compose, "opt"), phase=sft))
 
 
-CONVOLUTION = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-
-
 @pytest.mark.parametrize(
-    ("model_type", "fields", "words"),
+    ("fields", "words"),
     [
-        ("mamba", {}, "does not cache the keys and values of its tokens"),
-        ("lfm2", CONVOLUTION, "has layers that do not cache the keys and values of all tokens"),
+        ({"model_type": "mamba"}, "mamba does not cache the keys and values of its tokens"),
+        ({"model_type": "gemma3_text", "sliding_window": 8}, "text .* fewer than the 288 of rol"),
     ],
 )
 def test_fast_needs_a_model_that_it_can_decode(
-    model_type: str, fields: dict[str, Any], words: str, compose: Compose
+    fields: dict[str, Any], words: str, compose: Compose
 ) -> None:
-    with pytest.raises(CapabilityError, match=f"model_type={model_type} {words}; use rollout=hf"):
-        require_capabilities(config_of(compose, model_type=model_type, **fields))
-    require_capabilities(config_of(compose, Backend.hf, model_type=model_type, **fields))
+    with pytest.raises(CapabilityError, match=rf"model_type=\w*{words}.*; use rollout=hf"):
+        require_capabilities(config_of(compose, **fields))
+    require_capabilities(config_of(compose, Backend.hf, **fields))
 
 
 @pytest.mark.slow
@@ -112,12 +109,6 @@ def test_what_fast_decodes_passes(family: str, compose: Compose) -> None:
 
 def test_what_only_the_built_model_can_say_is_left_to_it(compose: Compose) -> None:
     require_capabilities(config_of(compose, model_type="bart"))  # its decoder may be taken alone
-
-
-def test_a_window_must_hold_the_longest_prompt_and_response(compose: Compose) -> None:
-    require_capabilities(config_of(compose, model_type="gemma3_text", sliding_window=288))
-    with pytest.raises(CapabilityError, match="to 8 tokens at most, fewer than the 288 of rollou"):
-        require_capabilities(config_of(compose, model_type="gemma3_text", sliding_window=8))
 
 
 @pytest.fixture
