@@ -50,13 +50,6 @@ def test_mean_by_hand() -> None:
     assert Mean.of(f64(1, 2, 30)).value() == 11.0
 
 
-def test_a_mean_of_parts_is_no_mean_of_means() -> None:
-    # three tokens of 1 and one of 0: 3/4, where the mean of the parts' means is 1/2
-    merged = Mean.of(f64(1, 1, 1)) + Mean.of(f64(0))
-    assert merged.value() == 0.75
-    assert merged.count.item() == 4
-
-
 def test_moments_by_hand() -> None:
     # 1 3 5: mean 3, variance (4 + 0 + 4) / 3 = 2.6666667, deviation 1.6329932
     moments = Moments.of(f64(1, 3, 5, NAN), torch.tensor([True, True, True, False]))

@@ -20,9 +20,9 @@ from rlhf.config.freeze import keys_that_run_code, load_run, to_run_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.completion import copy_keys_of_source_run
 from tests.chat.small_run import save_run
+from tests.conftest import Compose
 from tests.runs import EPISODES
 
-Compose = Callable[[list[str]], DictConfig]
 Main = Callable[[Sequence[str]], int]
 RULE = ["phase=pipeline_rule", "+rewards.environment={kind: environment}"]
 EVIL = [

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.freeze import to_run_config
 from tests.conf_headers import read_header
+from tests.conftest import Compose
 
 CONF = Path(__file__).parents[2] / "conf"
 
-Compose = Callable[[list[str]], DictConfig]
 
 # One row per preset, in the order of these keys.
 PPO_KEYS = (

@@ -16,6 +16,7 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.reading import load_datasets
 from rlhf.data.records import RawDataset, Record
 from rlhf.options import DataConfig
+from tests.runs import ROOT
 
 Rows = list[dict[str, Any]]
 NUMBERS = range(6)
@@ -40,28 +41,15 @@ def asked(*turns: str) -> str:
 
 
 def config_of(path: object, **changes: Any) -> DataConfig:
-    settings: dict[str, Any] = {
+    settings = yaml.safe_load((ROOT / "conf/base/data.yaml").read_text()) | {
         "source": Source.local,
         "path": str(path) if isinstance(path, Path) else path,
-        "sets": {},
-        "eval_path": None,
-        "eval_share": 0.1,
-        "split": [2, 4, 4],
-        "size": 0,
-        "subset": None,
-        "revision": None,
-        "train_split": "train",
-        "eval_split": None,
         "clean": False,
         "deduplicate": False,
         "template": Template.plain,
-        "bucket_by_length": True,
-        "ptx_path": None,
-        "ptx_subset": None,
-        "ptx_column": "text",
         "cache_dir": "unused",
     }
-    return DataConfig(**{**settings, **changes})
+    return DataConfig(**settings | changes)
 
 
 def write(path: Path, rows: Rows) -> Path:

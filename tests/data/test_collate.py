@@ -121,15 +121,6 @@ def test_prompts_are_packed_whole() -> None:
     assert steps[1].weights[:4] == [0.25] * 4
 
 
-def test_empty_slots_repeat_a_pair_without_weight() -> None:
-    steps = divide_pairs_into_steps([0, 0, 1, 1, 2, 2], batch_size=5, epochs=1, seed=3)
-    for step in steps:
-        assert step.rows[4] == step.rows[0]
-        assert step.weights == [0.5] * 4 + [0.0]
-        assert step.num_prompts == 2
-    assert len(steps) == 2, "4 of the 6 pairs in the first, the others in the second"
-
-
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=12),
     st.integers(6, 9),

@@ -182,21 +182,6 @@ def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.Monke
     assert len(set(prompts)) == 1000
 
 
-@pytest.mark.parametrize(
-    ("gap", "probability"),
-    [
-        # 1 / (1 + exp(-gap / 0.07))
-        (0.0, 0.5),
-        (0.07, 0.7310586),  # 1 / (1 + exp(-1))
-        (-0.07, 0.2689414),
-        (0.07 * math.log(3), 0.75),  # 1 / (1 + 1/3)
-        (0.7, 0.9999546),  # 1 / (1 + exp(-10))
-    ],
-)
-def test_preference_probability_by_hand(gap: float, probability: float) -> None:
-    assert preference_probability(gap) == pytest.approx(probability, abs=1e-7)
-
-
 def test_preferences_follow_bradley_terry(records: list[Record]) -> None:
     """In each bin of gaps the better response wins as often as the model says, to 4 sigma."""
     bins: dict[int, list[float]] = defaultdict(list)

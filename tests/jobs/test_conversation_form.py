@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Template
@@ -19,9 +17,9 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import build_plain_template
 from rlhf.jobs.completion import build_new_config, describe_template, read_stopped_config
 from rlhf.jobs.launch_command import Job
+from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
 
-Compose = Callable[[list[str]], DictConfig]
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
 
 

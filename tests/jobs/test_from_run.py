@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
+from tests.conftest import Compose
 
-Compose = Callable[[list[str]], DictConfig]
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
 
 
