@@ -259,10 +259,8 @@ def test_a_damaged_adapter_is_refused(damage: str, folder: Path, tmp_path: Path)
     change_json(tmp_path / "adapter" / "adapter_config.json", **fields)
     with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
         build(tmp_path / "adapter")
-    for content, words in (
-        ("{", "does not hold a model"),
-        ('{"peft_type": "IA3"}', "names a base"),
-    ):
+    other_kind = '{"peft_type": "IA3", "base_model_name_or_path": "a"}'
+    for content, words in (("{", "not hold a model"), (other_kind, "must be a LoRA adapter")):
         (tmp_path / "adapter" / "adapter_config.json").write_text(content)
         with pytest.raises(CheckpointError, match=rf"model\.path=.*{words}"):
             build(tmp_path / "adapter")

@@ -88,7 +88,7 @@ def test_only_ppo_has_the_hybrid_engine(compose: Compose) -> None:
     ("fields", "words"),
     [
         ({"model_type": "mamba"}, "mamba does not cache the keys and values of its tokens"),
-        ({"model_type": "gemma3_text", "sliding_window": 8}, "text .* fewer than the 288 of rol"),
+        ({"model_type": "mistral", "sliding_window": 8}, "mistral .* fewer than the 288 of rol"),
     ],
 )
 def test_fast_needs_a_model_that_it_can_decode(
