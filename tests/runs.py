@@ -144,6 +144,13 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def flip(path: Path, share: float = 0.5) -> None:
+    """Flip a bit of a file, at this share of its length."""
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
+
+
 def soaked(cases: Iterable[str], *names: str) -> list[Any]:
     """Return the cases as parameters of a test; those of ``names`` are left to ``make soak``."""
     return [pytest.param(c, marks=pytest.mark.soak) if c in names else c for c in cases]

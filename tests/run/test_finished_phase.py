@@ -10,6 +10,7 @@ from rlhf.base.errors import CheckpointError
 from rlhf.config.choices import Phase
 from rlhf.run.finished_phase import finish_phase, verify_model, verify_phase
 from rlhf.run.results import finished_phases, read_phase_result
+from tests.runs import flip
 
 
 def line(phase: str, step: int) -> str:
@@ -27,12 +28,6 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     finish_phase(tmp_path, Phase.sft, {"perplexity_after": float("nan"), "steps": 2})
     return tmp_path
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_an_intact_phase_needs_no_words(run: Path) -> None:

@@ -32,6 +32,7 @@ from rlhf.run.phase_state import (
     load_checkpoint,
     write_checkpoint,
 )
+from tests.runs import flip
 
 TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b": torch.zeros(3)}
 
@@ -73,9 +74,7 @@ def test_a_flipped_bit_is_found_and_the_earlier_checkpoint_used(
 ) -> None:
     write(tmp_path, 1)
     path = write(tmp_path, 2) / name
-    content = bytearray(path.read_bytes())
-    content[int(share * len(content))] ^= 1
-    path.write_bytes(content)
+    flip(path, share)
     said: list[str] = []
     found = find_latest_intact_checkpoint(tmp_path, said.append)
     assert found is not None
@@ -153,18 +152,25 @@ def test_a_read_only_folder_is_named(small_drive: Path) -> None:
     assert load_checkpoint(earlier).step == 1
 
 
-def flaky(monkeypatch: pytest.MonkeyPatch, errors: list[str]) -> list[float]:
-    """Let safetensors fail with each of ``errors``; return the seconds that are waited."""
+def let_fail(
+    monkeypatch: pytest.MonkeyPatch, find_error: Callable[[Path], str | None]
+) -> list[float]:
+    """Let safetensors fail with an error of a path; return the seconds that are waited."""
     save_file, waits = safetensors.torch.save_file, list[float]()
 
-    def save(*arguments: Any, **options: Any) -> None:
-        if errors:
-            raise SafetensorError(f"Error while serializing: I/O error: {errors.pop()}")
-        save_file(*arguments, **options)
+    def save(tensors: Any, path: Path, **options: Any) -> None:
+        if (error := find_error(path)) is not None:
+            raise SafetensorError(f"Error while serializing: I/O error: {error}")
+        save_file(tensors, path, **options)
 
     monkeypatch.setattr(safetensors.torch, "save_file", save)
     monkeypatch.setattr(atomic.time, "sleep", waits.append)
     return waits
+
+
+def flaky(monkeypatch: pytest.MonkeyPatch, errors: list[str]) -> list[float]:
+    """Let safetensors fail with each of ``errors``."""
+    return let_fail(monkeypatch, lambda _: errors.pop() if errors else None)
 
 
 def test_a_hiccup_of_the_drive_is_waited_for(
@@ -321,11 +327,7 @@ def test_damage_to_the_file_of_one_rank_is_refused_by_name_on_all(
     earlier = write(tmp_path, 1)
     on_ranks(3, lambda ranks: write_by_all(tmp_path, ranks, TENSORS))
     path = checkpoint_folder(tmp_path, 2) / "model" / "rank-00001" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.unlink()
-    if damage == "flipped":
-        path.write_bytes(content)
+    flip(path, 0.99) if damage == "flipped" else path.unlink()
     said: list[str] = []
 
     def find(ranks: Ranks) -> Path | None:
@@ -363,15 +365,8 @@ def test_a_rank_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(
 def test_what_the_drive_refuses_one_rank_all_ranks_know(
     number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    earlier, save_file = write(tmp_path, 1), safetensors.torch.save_file
-
-    def save(tensors: Any, path: Path, **options: Any) -> None:
-        if path.parent.name == "rank-00001":
-            raise SafetensorError(f"I/O error: {os.strerror(number)} (os error {number})")
-        save_file(tensors, path, **options)
-
-    monkeypatch.setattr(safetensors.torch, "save_file", save)
-    monkeypatch.setattr(atomic.time, "sleep", lambda _: None)
+    earlier, error = write(tmp_path, 1), f"{os.strerror(number)} (os error {number})"
+    let_fail(monkeypatch, lambda path: error if path.parent.name == "rank-00001" else None)
     errors = on_ranks(3, lambda ranks: write_by_all(tmp_path, ranks, TENSORS))
     assert [type(each) for each in errors] == [kind] * 3
     assert all(os.strerror(number) in str(each) for each in errors)

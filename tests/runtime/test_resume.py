@@ -20,6 +20,7 @@ from tests.runs import (
     TINY_RUN,
     children,
     finished,
+    flip,
     launch,
     metrics,
     python,
@@ -220,9 +221,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     unfinished_copy(whole, stopped, "sft", after_step=last)
     state = stopped / "sft" / "state"
     weights = checkpoint_folders(stopped / "sft")[0] / "model" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
+    flip(weights, 0.99)
     (state / f".step-{last + 4:08}.building").mkdir()
     run = launch(f"resume={stopped}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr

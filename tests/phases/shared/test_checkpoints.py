@@ -11,11 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
-from rlhf.base import atomic
 from rlhf.base.errors import RlhfError
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
@@ -30,6 +27,7 @@ from rlhf.run.phase_state import SkippedError, checkpoint_folders
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.trackers import StoppedByAlarmError
 from tests.conftest import Compose
+from tests.run.test_phase_state import let_fail
 
 
 @dataclass
@@ -67,16 +65,9 @@ class Run:
         )
         engines: Any = {"model": self.model}
         self.phase = Checkpoints(context, Phase.sft, engines)
-        save_file = safetensors.torch.save_file
-
-        def save(*arguments: Any, **options: Any) -> None:
-            if self.phase.step in self.outage:
-                raise SafetensorError("I/O error: Stale file handle (os error 116)")
-            save_file(*arguments, **options)
-
-        monkeypatch.setattr(safetensors.torch, "save_file", save)
+        stale = "Stale file handle (os error 116)"
+        let_fail(monkeypatch, lambda _: stale if self.phase.step in self.outage else None)
         monkeypatch.setattr(phase_state, "SHARD_BYTES", 1)  # each tensor gets its own file
-        monkeypatch.setattr(atomic.time, "sleep", lambda _: None)
 
     def steady(self, **checkpoint: Any) -> Checkpoints:
         """The phase on a drive that refuses nothing, with checkpoints when they are asked for."""
