@@ -5,9 +5,6 @@ Shapes: B = sequences of this rank, T = response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from rlhf.base.errors import DataError
@@ -17,10 +14,12 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
+from rlhf.data.records import Record
 from rlhf.options.distillation.keys import COLUMN
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
+from rlhf.phases.ppo.reward_mix import describe_row
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 from rlhf.phases.shared.context import RunContext, phase_records, phase_tokens
 from rlhf.phases.shared.scoring import WholeSequences, split_rows
@@ -38,7 +37,7 @@ class DistillationHook(PpoHook):
         if config.ppo.teacher_prompt_column is not None:
             encoder = Encoder(context.tokenizer, config.data.template)
             for row in phase_tokens(context, Phase.ppo).train["row"]:
-                _encode_prompt(config, encoder, records[row].prompt, records[row].columns)
+                _encode_prompt(config, encoder, records[row])
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         """Return the rollout with the KL (B, T) of the policy's own tokens to the teacher."""
@@ -49,7 +48,8 @@ class DistillationHook(PpoHook):
         assert isinstance(models, SeparateModels), "the rules refuse models that share weights"
         encoder = Encoder(engine.tokenizer, config.data.template)
         rows = zip(texts, plain.columns or [{}] * len(texts), strict=True)
-        ids = [_encode_prompt(config, encoder, *row) for row in rows]
+        records = [Record(text, columns=columns) for text, columns in rows]
+        ids = [_encode_prompt(config, encoder, each) for each in records]
         pad_id, device = engine.tokenizer.pad_token_id, engine.ranks.device
         hinted = collate_prompts(ids, texts, plain.draws_BT, pad_id=pad_id, device=device)
         scored = []
@@ -69,18 +69,16 @@ class DistillationHook(PpoHook):
         return {**steps, "teach": _subtract_teacher_kl}
 
 
-def _encode_prompt(
-    config: RunConfig, encoder: Encoder, plain: str | None, columns: Mapping[str, Any] | None
-) -> list[int]:
-    """Return the ids of the teacher's prompt in ``columns``; raise DataError if it is unusable."""
+def _encode_prompt(config: RunConfig, encoder: Encoder, record: Record) -> list[int]:
+    """Return the ids of the teacher's prompt of a record; raise DataError if it is unusable."""
     column, most = str(config.ppo.teacher_prompt_column), config.rollout.max_prompt_tokens
-    text = (columns or {}).get(column)
+    text = (record.columns or {}).get(column)
     ids = encoder.encode_prompts([text])[0] if isinstance(text, str) and text.strip() else []
     if 0 < len(ids) <= most:
         return ids
     raise DataError(
-        f"{COLUMN}={column}: beside the prompt {plain!r:.60} stands {text!r:.60}, of "
-        f"{len(ids)} tokens; must be a text of 1 to rollout.max_prompt_tokens={most} tokens"
+        f"{COLUMN}={column}: {describe_row(record)} has {text!r:.60}, of {len(ids)} tokens; "
+        f"must be a text of 1 to rollout.max_prompt_tokens={most} tokens"
     )
 
 

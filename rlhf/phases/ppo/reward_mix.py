@@ -132,7 +132,7 @@ class RewardMix:
         for name in self._isolated:
             found = self._receive_scores(name, len(records))
             pairs = zip(records, found.scores, strict=True)
-            failed = [_describe_row(record) for record, score in pairs if math.isnan(score)]
+            failed = [describe_row(record) for record, score in pairs if math.isnan(score)]
             if failed:
                 where = f"on {' and '.join(failed)}, before training"
                 problem = found.problem or NO_SCORE
@@ -201,7 +201,8 @@ def find_token(tokenizer: PreTrainedTokenizerBase, ids: list[int], end: int) -> 
     return bisect_left(range(1, len(ids)), end, key=count_characters)
 
 
-def _describe_row(record: Record) -> str:
+def describe_row(record: Record) -> str:
+    """Return file and row of a record, or its prompt."""
     if record.place is not None:
         return "{}, row {}".format(*record.place)
     return f"the row with the prompt {(record.prompt or '')[:60]!r}"

@@ -151,7 +151,7 @@ def test_rows_without_a_usable_prompt_are_named_before_training(
         return SimpleNamespace(config=config, tokenizer=tokenizer, parts=parts)
 
     DistillationHook.check_data(context_of(good, too_long))
-    start = r"^ppo.teacher_prompt_column=answer: beside the prompt '.*Human: ho.*' stands "
+    start = r"^ppo.teacher_prompt_column=answer: the row with the prompt '.*Human: ho.*' has "
     with pytest.raises(DataError, match=start + shown + "; must be a text of 1 to .*=64 tokens"):
         DistillationHook.check_data(context_of(good, too_long, bad))
 
@@ -159,7 +159,7 @@ def test_rows_without_a_usable_prompt_are_named_before_training(
 def test_prompts_without_the_column_are_refused(compose: Compose) -> None:
     config = to_run_config(compose([ON, "data.template=plain"]))
     (hook,) = (trainer := PPOTrainer(separate_engine(), config.ppo, build_hooks(config))).hooks
-    with pytest.raises(DataError, match="beside the prompt 'a' stands None"):
+    with pytest.raises(DataError, match="the row with the prompt 'a' has None"):
         hook.annotate_scored_rollout(trainer, some_rollout())
 
 
@@ -190,5 +190,5 @@ def test_a_bad_row_ends_the_run_before_any_training(tmp_path: Path) -> None:
         *words, "ppo.teacher_prompt_column=hinted", f"run_dir={tmp_path / 'run'}", cwd=tmp_path
     )
     assert run.returncode == 2, run.stderr
-    assert "beside the prompt 'a 7' stands ''" in run.stderr
+    assert f"{path}, row 8 has ''" in run.stderr
     assert not (tmp_path / "run" / "sft").exists()
