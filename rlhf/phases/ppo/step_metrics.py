@@ -136,9 +136,13 @@ def _optimizer_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]
 
 
 def _to_floats(metrics: Metrics) -> dict[str, float]:
-    """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation."""
+    """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation.
+
+    A mean of nothing is left out: its 0 would steer what adapts to it, as the entropy does.
+    """
     moments = {name: m for name, m in metrics.items() if type(m) is Moments}
-    values = {name: m.value() for name, m in metrics.items() if name not in moments}
+    means = {name: m for name, m in metrics.items() if name not in moments}
+    values = {name: m.value() for name, m in means.items() if type(m) is not Mean or m.count > 0}
     errors = moments.pop("value_errors", None)
     if errors is not None:
         values["ppo/value_error"] = errors.mean_square.item()

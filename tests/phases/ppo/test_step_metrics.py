@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 
+from rlhf.base.metrics import Mean
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.step_metrics import (
@@ -14,6 +15,7 @@ from rlhf.phases.ppo.step_metrics import (
     early_end_reason,
     equal_scores_mask,
     update_score_average,
+    values_to_log,
 )
 
 
@@ -38,6 +40,13 @@ def test_one_prompt_may_get_the_same_response_often() -> None:
 def test_a_group_of_equal_scores_teaches_nothing() -> None:
     scores_GR = torch.tensor([[1.0, 1.0], [1.0, 0.0], [1e4, 1e4 + 1e-3], [0.0, 1e-3]])
     assert equal_scores_mask(scores_GR).tolist() == [True, False, True, False]
+
+
+def test_a_mean_of_no_token_is_not_logged() -> None:
+    nothing = Mean.of(torch.ones(2, 3), torch.zeros(2, 3).bool())
+    values = values_to_log({"ppo/entropy": nothing, "ppo/score": Mean.of(torch.zeros(2))}, [])
+    assert "ppo/entropy" not in values
+    assert values["ppo/score"] == 0
 
 
 def test_the_average_leaves_out_what_is_not_finite() -> None:
