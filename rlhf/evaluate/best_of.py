@@ -50,7 +50,7 @@ def read_responses(file: Path) -> list[ResponsesRow]:
             except ValidationError as fault:
                 raise error(number, describe_fault(fault)) from fault
     if not rows:
-        raise error(1, "is missing")
+        raise error(1, "is missing; each row is an object with prompt, chosen and rejected")
     return rows
 
 

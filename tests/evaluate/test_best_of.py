@@ -15,7 +15,7 @@ GOOD = '{"prompt": "p", "chosen": ["a", "b"], "rejected": ["c"], "num_correct": 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "row 1: is missing"),
+        ("", "row 1: is missing; each row is an object with prompt, chosen"),
         (f"{GOOD}\n[1]", "row 2: Input should be an object"),
         (f"{GOOD}\n\n{{", "row 3: Invalid JSON"),
         ('{"prompt": "p", "chosen": "a", "rejected": ["c"]}', "row 1: chosen='a': Input should be"),
