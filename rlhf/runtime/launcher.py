@@ -6,11 +6,12 @@ import gc
 import logging
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -185,7 +186,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
-            if all(end.exitcode == STOPPED for end in error.failures.values()):
+            if have_stopped([end.exitcode for end in error.failures.values()]):
                 raise KeyboardInterrupt from error
             _raise_cause(read_failure(failure_file), error.failures, run_dir)
         except DistError as error:
@@ -195,6 +196,11 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
                 f"{address}:{port} in {JOIN_MINUTES} minutes; srun must start one task on each "
                 "node, and launcher.master_port must be free"
             ) from error
+
+
+def have_stopped(exit_codes: Collection[int]) -> bool:
+    """Return True if the ranks stopped after a step; the agent ends those that leave later."""
+    return STOPPED in exit_codes and {*exit_codes} <= {STOPPED, -signal.SIGTERM}
 
 
 def shutdown_seconds(grace_seconds: float) -> float:

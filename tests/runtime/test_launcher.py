@@ -56,6 +56,20 @@ def test_the_first_failure_stays(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["failure.json"]
 
 
+@pytest.mark.parametrize(
+    ("exit_codes", "stopped"),
+    [
+        ([130, 130], True),
+        ([-signal.SIGTERM, 130], True),
+        ([-signal.SIGTERM, -signal.SIGTERM], False),
+        ([130, -signal.SIGKILL], False),
+        ([130, 1], False),
+    ],
+)
+def test_ranks_stop_together_or_are_ended(exit_codes: list[int], stopped: bool) -> None:
+    assert launcher.have_stopped(exit_codes) is stopped
+
+
 @pytest.mark.slow
 def test_a_killed_launcher_leaves_no_process_and_no_file(start: Start, tmp_path: Path) -> None:
     process, temporary = start_two_ranks(start, tmp_path / "run")
