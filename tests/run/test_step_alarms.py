@@ -23,7 +23,7 @@ HEALTHY = {
     "ppo/entropy": [2.0 * 0.93**n for n in range(21)],
     "ppo/response_tokens": [8.0, 9.0, 7.0, 30.0, 6.0, *[5.0] * 16],
     "ppo/ended_share": [0.9, 0.2, *[0.95] * 19],
-    "ppo/duplicate_share": [0.3, *[0.1] * 10, *[0.4] * 10],
+    "ppo/same_response_share": [0.3, *[0.1] * 10, *[0.4] * 10],
     "ppo/explained_variance": [-3.0, -1.0, *[0.5] * 11, *[0.0] * 8],
     "ppo/critic_loss": [4.0, 0.5, 0.4, 20.0, *[0.1] * 17],
     "ppo/fallback_share": [0.0, 1.0, 1.0, *[0.05] * 18],
@@ -69,7 +69,7 @@ def test_healthy_run_raises_none() -> None:
         ("length", {"ppo/response_tokens": [*[10.0] * 5, 21.0, 22.0, 25.0]}, 7),
         ("length", {"ppo/response_tokens": [*[10.0] * 5, 2.0, 2.0, 2.0]}, 7),
         ("few_end", {"ppo/ended_share": [*[0.9] * 5, 0.4, 0.4, 0.4]}, 7),
-        ("duplicates", {"ppo/duplicate_share": [*[0.1] * 5, 0.5, 0.5, 0.9]}, 7),
+        ("duplicates", {"ppo/same_response_share": [*[0.1] * 5, 0.5, 0.5, 0.9]}, 7),
         (
             "critic_useless",
             {"ppo/explained_variance": [-0.1, *[0.05] * 19], "ppo/clipped_score_std": [0.4] * 21},

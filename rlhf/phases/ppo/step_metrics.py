@@ -69,7 +69,9 @@ def rollout_metrics(
         "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
         "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
-        "ppo/duplicate_share": Mean.of(duplicate_mask(rollout.prompts, rollout.responses).float()),
+        "ppo/same_response_share": Mean.of(
+            same_response_mask(rollout.prompts, rollout.responses).float()
+        ),
     }
     if targets.clipped_scores_GR.shape[1] > 1:
         equal_G = equal_scores_mask(targets.clipped_scores_GR)
@@ -96,13 +98,17 @@ def equal_scores_mask(scores_GR: Tensor) -> Tensor:
     return spread_G <= ROUNDING * scores_GR.abs().amax(dim=1).clamp_min(1.0)
 
 
-def duplicate_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
-    """Return a mask (B,), True for a response that another prompt of the batch got too."""
+def same_response_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
+    """Return a mask (B,), True for the commonest of the responses that two or more prompts got.
+
+    Other repeats do not count: short right answers of different prompts are often equal.
+    """
     prompt_B = _label_equal_rows(prompts.ids_BP.masked_fill(~prompts.attend_BP.bool(), -1))
     response_B = _label_equal_rows(responses.ids_BT.masked_fill(~responses.keep_BT, -1))
     answers_A2 = torch.unique(torch.stack([response_B, prompt_B], dim=1), dim=0)  # A: unique pairs
     num_prompts_R = torch.bincount(answers_A2[:, 0])  # R: distinct responses
-    return num_prompts_R[response_B] > 1
+    times_R = torch.bincount(response_B) * (num_prompts_R > 1)
+    return (response_B == times_R.argmax()) & (times_R.max() > 0)
 
 
 def _label_equal_rows(rows_BX: Tensor) -> Tensor:

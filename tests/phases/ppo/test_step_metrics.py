@@ -11,30 +11,33 @@ from rlhf.base.metrics import Mean
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.step_metrics import (
-    duplicate_mask,
     early_end_reason,
     equal_scores_mask,
+    same_response_mask,
     update_score_average,
     values_to_log,
 )
 
 
-def test_duplicates_are_equal_responses_to_different_prompts() -> None:
-    ids_BP = torch.tensor([[0, 5], [0, 5], [6, 5], [7, 7], [8, 8]])
-    attend_BP = torch.tensor([[0, 1], [0, 1], [1, 1], [1, 1], [1, 1]]).bool()
-    # Rows 0 and 1 answer one prompt. Row 2 equals them; row 3 only up to its padding; row 4 not.
-    ids_BT = torch.tensor([[3, 4, 9], [3, 4, 0], [3, 4, 1], [3, 4, 1], [4, 3, 2]])
-    keep_BT = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]).bool()
-    prompts = PromptBatch(ids_BP, attend_BP, torch.zeros(5, 3), ["", "", "", "", ""])
-    responses = Responses(ids_BT, keep_BT, torch.ones(5).bool())
-    assert duplicate_mask(prompts, responses).tolist() == [True, True, True, False, False]
+def test_the_same_response_is_the_commonest_that_different_prompts_got() -> None:
+    ids_BP = torch.tensor([[0, 5], [0, 5], [6, 5], [7, 7], [8, 8], [9, 9], [9, 9], [9, 9], [9, 9]])
+    attend_BP = torch.tensor([[0, 1], [0, 1], *[[1, 1]] * 7]).bool()
+    # Rows 0 and 1 answer one prompt, and row 2 equals them; row 3 does not, up to its padding.
+    # Rows 4 and 5 are equal too, but fewer; rows 6 to 8 are more, but of one prompt.
+    ids_BT = torch.tensor(
+        [[3, 4, 9], [3, 4, 0], [3, 4, 1], [3, 4, 1], [4, 3, 2], [4, 3, 5], *[[7, 7, 7]] * 3]
+    )
+    keep_BT = torch.tensor([*[[1, 1, 0]] * 3, [1, 1, 1], *[[1, 1, 0]] * 5]).bool()
+    prompts = PromptBatch(ids_BP, attend_BP, torch.zeros(9, 3), [""] * 9)
+    same_B = same_response_mask(prompts, Responses(ids_BT, keep_BT, torch.ones(9).bool()))
+    assert same_B.tolist() == [True, True, True, *[False] * 6]
 
 
 def test_one_prompt_may_get_the_same_response_often() -> None:
     ids = torch.ones(4, 2).long()
     keep = torch.ones(4, 2).bool()
     prompts = PromptBatch(ids, keep, torch.zeros(4, 2), [""] * 4)
-    assert not duplicate_mask(prompts, Responses(ids, keep, keep[:, 0])).any()
+    assert not same_response_mask(prompts, Responses(ids, keep, keep[:, 0])).any()
 
 
 def test_a_group_of_equal_scores_teaches_nothing() -> None:

@@ -132,7 +132,7 @@ def test_a_step_agrees_with_the_reference(
         "ppo/explained_variance": 1 - variance(errors) / variance(returns),
         "ppo/response_tokens": sum(LENGTHS) / ROWS,
         "ppo/ended_share": 0.75,
-        "ppo/duplicate_share": 0.0,
+        "ppo/same_response_share": 0.0,
         "ppo/kl_ctl": 0.3,
         "ppo/actor_grad_norm": 2.0,
         "ppo/critic_learning_rate": 0.5,
