@@ -10,11 +10,8 @@ from rlhf.config.schema.run import RunConfig
 
 def check(config: RunConfig) -> None:
     """Check that the reference has an effect, and that every rank has whole weights to mix."""
-    ppo, zero = config.ppo, config.zero
-    every, is_used = (
-        ppo.reference_every,
-        ppo.reference_every > 0 and Phase.ppo in config.phase.order,
-    )
+    ppo, zero, every = config.ppo, config.zero, config.ppo.reference_every
+    is_used = every > 0 and Phase.ppo in config.phase.order
     stages = {each: stage_of(each, zero) for each in (Role.actor, Role.reference)}
     sharded = [role for role, stage in stages.items() if stage == SHARDED_WEIGHTS]
     broken = {
