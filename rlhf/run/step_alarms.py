@@ -21,7 +21,7 @@ from rlhf.config.schema.run import AlarmName
 BASE_STEPS = 5  # steps at the start that later steps are compared with
 MOST_KL_AT_START = 0.01  # nats per sequence; with equal weights it is 0 on one rank
 LEAST_CHANGE = 1e-3  # nats per sequence; a smaller KL is no change: bf16 rounding gives 3e-4
-LEAST_EXPLAINED = 0.1  # share of the returns' variance that a useful critic explains
+LEAST_EXPLAINED = 0.03  # share of the returns' variance that a useful critic explains
 LEAST_SAMPLES = 0.3  # effective sample size of a rollout, as a share of its tokens
 MORE_DUPLICATES = 0.3  # allowed rise of the share of the same response since the start
 LEAST_ENTROPY = 0.05  # least share of the mean entropy of the first BASE_STEPS steps
