@@ -41,7 +41,7 @@ PROBE = {
     "ppo.eval_prompts": 2,
     "reuse.phases": "always",
     "ppo.epochs": "null",
-    "ppo.resampling_rounds": 0,  # as GDPO, only for estimators that compare responses
+    "ppo.resampling_rounds": 0,  # this key and gdpo need an estimator that compares responses
     "ppo.gdpo": False,
 }
 EXPLAINED = "ppo/explained_variance"

@@ -11,10 +11,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from alarm_rates import LEFT, outcome
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
@@ -24,6 +25,7 @@ from papers.started_runs import run_of
 from rlhf.base.intervals import Estimate, mean_with_interval
 from rlhf.base.stored_files import LINE, METRICS, read_json_lines
 from rlhf.config.schema.run import AlarmName
+from rlhf.options.corrections.hooks import SampleSize
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
 from rlhf.run.step_alarms import CONDITIONS, LEAST_SAMPLES
 
@@ -160,8 +162,7 @@ def few_samples(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
 
     def size(logs: Sequence[float]) -> float:
         least = min(logs)  # a factor of all weights changes nothing, and keeps them finite
-        weights = [math.exp(least - each) for each in logs]
-        return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+        return SampleSize.of((least - torch.tensor(logs, dtype=torch.double)).exp()).value()
 
     return _second_in_a_row({step: size(logs) < LEAST_SAMPLES for step, logs in kl.items()})
 
@@ -185,9 +186,8 @@ def falling_agreement(rollouts: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _second_in_a_row(is_wrong: Mapping[int, bool]) -> int | None:
     """Return the first step that is wrong and follows a wrong one; None without such a step."""
-    wrong = [*is_wrong.values()]
-    pairs = zip([*is_wrong][1:], wrong, wrong[1:], strict=False)
-    return next((step for step, *both in pairs if all(both)), None)
+    pairs = pairwise(is_wrong.items())
+    return next((step for (_, was_wrong), (step, is_) in pairs if was_wrong and is_), None)
 
 
 def _correlation(pairs: Sequence[tuple[float, float]]) -> float:

@@ -175,6 +175,13 @@ class Record(NamedTuple):
         return int(self.chosen is not None)
 
 
+def describe_row(record: Record) -> str:
+    """Return file and row of a record, or its prompt."""
+    if record.place is not None:
+        return "{}, row {}".format(*record.place)
+    return f"the row with the prompt {(record.prompt or '')[:60]!r}"
+
+
 def find_learned_turns(turns: Sequence[Message]) -> list[int]:
     """Return the indices of the answers that SFT learns: those to a user, a tool or a system."""
     asks = [False, *(message.role != "assistant" for message in turns)]

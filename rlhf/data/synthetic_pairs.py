@@ -244,5 +244,5 @@ class GoldJudge:
 
     def expected_gold_accuracy(self, records: list[Record]) -> float:
         """Return the expected accuracy on ``records`` of a reward model with exact gold scores."""
-        gaps = [_gold_gap(*(text or "" for text in record.texts[:3])) for record in records]
+        gaps = (_gold_gap(r.prompt or "", r.chosen or "", r.rejected or "") for r in records)
         return sum(preference_probability(abs(gap)) for gap in gaps) / len(records)

@@ -14,12 +14,11 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import collate_prompts
 from rlhf.data.encoding import Encoder
-from rlhf.data.records import Record
+from rlhf.data.records import Record, describe_row
 from rlhf.options.distillation.keys import COLUMN
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.ppo.reward_mix import describe_row
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 from rlhf.phases.shared.context import RunContext, phase_records, phase_tokens
 from rlhf.phases.shared.scoring import WholeSequences, split_rows

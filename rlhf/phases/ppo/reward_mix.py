@@ -21,7 +21,7 @@ from rlhf.base.types import PromptBatch, Responses, TermScores
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.records import Record
+from rlhf.data.records import Record, describe_row
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.options import hooks_of, modules_of
 from rlhf.phases.shared.context import RunContext, phase_records
@@ -199,13 +199,6 @@ def find_token(tokenizer: PreTrainedTokenizerBase, ids: list[int], end: int) -> 
         return len(tokenizer.decode(ids[:tokens], skip_special_tokens=True))
 
     return bisect_left(range(1, len(ids)), end, key=count_characters)
-
-
-def describe_row(record: Record) -> str:
-    """Return file and row of a record, or its prompt."""
-    if record.place is not None:
-        return "{}, row {}".format(*record.place)
-    return f"the row with the prompt {(record.prompt or '')[:60]!r}"
 
 
 def _build_reward_inputs(

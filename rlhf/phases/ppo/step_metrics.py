@@ -144,7 +144,8 @@ def _optimizer_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]
 def _to_floats(metrics: Metrics) -> dict[str, float]:
     """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation.
 
-    A mean of nothing is left out: its 0 would steer what adapts to it, as the entropy does.
+    A mean of nothing is left out: its 0 would steer what adapts to it, such as the coefficient
+    of the entropy bonus.
     """
     moments = {name: m for name, m in metrics.items() if type(m) is Moments}
     means = {name: m for name, m in metrics.items() if name not in moments}
