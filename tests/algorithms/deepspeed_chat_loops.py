@@ -5,10 +5,8 @@ left-padded prompt tokens and the response after it, action i is the choice of t
 first action of a response is ``prompt_width - 1``, and masks are read off the ids: what is not the
 padding id counts. Losses are means. Nothing here comes from ``rlhf``.
 
-The walk-throughs show two editions. In the *early* one a response ends after as many actions as it
-has tokens that are not padding, and nothing is zeroed; in the *late* one it ends one action later,
-and rewards and values beyond that are zeroed. Which of them puts the score on the end token depends
-on whether the padding is an id of its own (early) or the end token's (late).
+The walk-throughs show two editions. This is the late one, which zeroes rewards and values behind a
+response. It puts the score on the end token if the padding is the end token.
 """
 
 import math
@@ -17,7 +15,6 @@ from typing import NamedTuple
 from tests.algorithms.loop_reference import Row, Rows, clip, log_softmax
 
 KL_CTL, CLIP_REWARD, CLIPRANGE, CLIPRANGE_VALUE, GAMMA, LAM = 0.1, 5.0, 0.2, 0.2, 1.0, 0.95
-DPO_BETA = 0.1
 Ids = list[list[int]]
 Mask = list[list[int]]
 
@@ -42,9 +39,9 @@ class Experience(NamedTuple):
         """Actions whose token is not padding."""
         return [[int(token != self.pad_id) for token in row[1:]] for row in self.ids]
 
-    def ends(self, *, late: bool) -> list[int]:
+    def ends(self) -> list[int]:
         """One past the last action of each response."""
-        return [self.start + sum(row[self.start :]) + int(late) for row in self.action_mask()]
+        return [self.start + sum(row[self.start :]) + 1 for row in self.action_mask()]
 
 
 class Targets(NamedTuple):
@@ -63,28 +60,24 @@ def gather_log_probs(logits: list[Rows], ids: Ids) -> Rows:
     ]
 
 
-def compute_rewards(experience: Experience, *, late: bool) -> Rows:
+def compute_rewards(experience: Experience) -> Rows:
     """The price of KL on every action, and the clipped score on the last one before the end."""
     rewards = [
         [-KL_CTL * (p - q) for p, q in zip(*rows, strict=True)]
         for rows in zip(experience.logprobs, experience.ref_logprobs, strict=True)
     ]
-    for row, end, score in zip(rewards, experience.ends(late=late), experience.scores, strict=True):
+    for row, end, score in zip(rewards, experience.ends(), experience.scores, strict=True):
         row[min(end, len(row)) - 1] += clip(score, -CLIP_REWARD, CLIP_REWARD)
     return rewards
 
 
-def targets(experience: Experience, *, late: bool) -> Targets:
+def targets(experience: Experience) -> Targets:
     """Advantages and returns from the first response action to the last column."""
-    rewards, start = compute_rewards(experience, late=late), experience.start
+    rewards, start = compute_rewards(experience), experience.start
     values = [list(row) for row in experience.values]
-    if late:
-        for row_of_each, end in zip(
-            zip(rewards, values, strict=True), experience.ends(late=late), strict=True
-        ):
-            for row in row_of_each:
-                for i in range(end, len(row)):
-                    row[i] = 0.0
+    for *row_of_each, end in zip(rewards, values, experience.ends(), strict=True):
+        for row in row_of_each:
+            row[end:] = [0.0] * len(row[end:])
     advantages, returns = [], []
     for r, v in zip(rewards, values, strict=True):
         last, backwards = 0.0, []
@@ -165,30 +158,6 @@ def reward_loss(pair: Pair, *, pad_id: int) -> PairResult:
         pair.chosen_values[ends[0] - 1],
         pair.rejected_values[ends[1] - 1],
     )
-
-
-def dpo_label_mask(chosen: list[int], rejected: list[int], *, pad_id: int) -> Mask:
-    """Tokens of both sides, from the first difference on, that are not padding."""
-    first = first_difference(chosen, rejected) or 0
-    return [
-        [int(i >= first and token != pad_id) for i, token in enumerate(row)]
-        for row in (chosen, rejected)
-    ]
-
-
-def batch_logps(logits: list[Rows], ids: Ids, label_mask: Mask) -> Row:
-    """Summed log-probability of the labelled tokens of each sequence."""
-    result = []
-    for row, mask in zip(gather_log_probs(logits, ids), label_mask, strict=True):
-        result.append(sum(x for x, counts in zip(row, mask[1:], strict=True) if counts))
-    return result
-
-
-def dpo_loss(policy: tuple[float, float], reference: tuple[float, float], smooth: float) -> float:
-    """Loss of one pair from (chosen, rejected) log-probabilities of policy and reference."""
-    logit = DPO_BETA * ((policy[0] - policy[1]) - (reference[0] - reference[1]))
-    right, wrong = (math.log(1 + math.exp(-sign * logit)) for sign in (+1, -1))
-    return (1 - smooth) * right + smooth * wrong
 
 
 def lm_loss(logits: list[Rows], ids: Ids) -> float:

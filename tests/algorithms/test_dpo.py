@@ -13,7 +13,6 @@ from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,
-    keep_of,
     keeps,
     normal,
     quick,
@@ -46,16 +45,6 @@ def test_ipo_by_hand(beta: float, loss: float) -> None:
     assert_close(result.margin.value(), 2 * beta)
     turned = dpo_loss(*pairs, beta=beta, loss="ipo", label_smoothing=1.0)
     assert_close(turned.loss, (2 + 0.5 / beta) ** 2)
-
-
-def test_sequence_logprobs_by_hand() -> None:
-    # logits at token t predict token t + 1. Softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8.
-    # row 0: tokens 2, 0 kept after token 1: log(5/8) + log(1/8) = -0.4700036 - 2.0794415
-    # row 1: token 1 kept: log(2/8) = -1.3862944; row 2: nothing that is predicted
-    logits_BSV = f64(0, math.log(2), math.log(5)).expand(3, 3, 3)
-    ids_BS, keep_BS = torch.tensor([[1, 2, 0], [2, 1, 0], [1, 1, 1]]), keep_of([3, 2, 1], 3)
-    result = sequence_logprobs(logits_BSV, ids_BS, keep_BS)
-    assert_close(result, [-2.5494451, -1.3862944, 0.0], atol=1e-6)
 
 
 @quick

@@ -30,13 +30,6 @@ def test_last_kept_needs_a_kept_token_in_every_row() -> None:
         last_kept_index(torch.tensor([[True, False], [False, False]]))
 
 
-def test_masked_sum_by_hand() -> None:
-    # 1 + 2 + 4; 8 and 16 are dead
-    x_BT, keep_BT = f64([1, 2, 8], [4, 16, 16]), keep_of([2, 1], 3)
-    assert masked_sum(x_BT, keep_BT).item() == 7.0
-    assert masked_sum(x_BT, keep_of([0, 0], 3)).item() == 0.0
-
-
 @quick
 @given(keep=keeps(), seed=seeds, value=garbage)
 def test_masked_sum_and_its_gradient_see_no_garbage(keep: Tensor, seed: int, value: float) -> None:

@@ -173,7 +173,7 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
         reading.scores(models.scores.model.module),
     )
     assert max(map(abs, experience.scores)) > seeds.CLIP_REWARD > min(map(abs, experience.scores))
-    targets = seeds.targets(experience, late=True)
+    targets = seeds.targets(experience)
     mask = [row[P - 1 :] for row in experience.action_mask()]
     keep = run.responses.keep_BT.long().tolist()
     # The end token is the one that its mask leaves out, here the padding being the end token too.
