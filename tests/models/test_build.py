@@ -74,6 +74,11 @@ def test_models_are_drawn_without_the_states_of_eight_gpus(
     assert has_adapters(build_actor(source_of("llama"), tokenizer, seed=1, extensions=adding(lora)))
 
 
+def test_a_scorer_in_bf16_gives_fp32_values(tokenizer) -> None:
+    scorer = build_scorer(source_of("llama"), tokenizer, seed=0).bfloat16()
+    assert scorer(torch.ones(1, 3, dtype=torch.long)).dtype == torch.float32
+
+
 def test_positions_are_checked_against_the_model(tokenizer) -> None:
     actor = build_actor(source_of("opt"), tokenizer, seed=1)
     require_enough_positions(actor, 2048, key="model", wanted="a + b")

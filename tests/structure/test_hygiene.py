@@ -77,6 +77,11 @@ def check_remote_code(source: str, path: str) -> list[str]:
     return matching_lines(r"trust_remote_code\W{1,3}(true|1|yes|on)\b", source, path)
 
 
+def check_ending_by_name(source: str, path: str) -> list[str]:
+    """A program ends only the processes that it started."""
+    return matching_lines(r"\b(pkill|killall)\b", source, path)
+
+
 def matching_lines(pattern: str, source: str, path: str) -> list[str]:
     """Lines that match ``pattern``, in any case."""
     return [
@@ -94,8 +99,9 @@ CODE_CHECKS = [
     check_unpickling,
     check_unfinished,
     check_remote_code,
+    check_ending_by_name,
 ]
-TEXT_CHECKS = [check_unfinished, check_remote_code]
+TEXT_CHECKS = [check_unfinished, check_remote_code, check_ending_by_name]
 
 
 def broken_lines(check: Check, files: list[Path]) -> str:

@@ -1,7 +1,5 @@
 """Advantages over tokens with holes: observations between the turns of an episode."""
 
-import math
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +7,7 @@ from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages, gae
 from rlhf.options.environments.turn_advantages import turn_gae
+from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import assert_close, f64, normal, quick, seeds
 
 shares = st.floats(0.0, 1.0)
@@ -17,14 +16,10 @@ shares = st.floats(0.0, 1.0)
 def loop(
     rewards: list[float], values: list[float], last_value: float, *, gamma: float, lam: float
 ) -> tuple[list[float], list[float]]:
-    """Advantages and returns from their definition: discounted sums of temporal differences."""
-    after = [*values[1:], last_value]
-    deltas = [r + gamma * n - v for r, n, v in zip(rewards, after, values, strict=True)]
-    advantages = [
-        math.fsum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:]))
-        for t in range(len(deltas))
-    ]
-    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+    """The loop for tokens; ``last_value`` follows an episode that was cut."""
+    carried = [*rewards[:-1], rewards[-1] + gamma * last_value]
+    (advantages,), (returns,) = reference.gae([carried], [values], gamma=gamma, lam=lam)
+    return advantages, returns
 
 
 def turns_of(seed: int) -> Tensor:

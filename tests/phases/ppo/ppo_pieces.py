@@ -110,7 +110,7 @@ def separate_engine(
 
 
 def some_rollout(*, seed: int = 0) -> Rollout:
-    """Random prompts and responses, and random opinions of them."""
+    """Random prompts and responses, and random opinions of them; NaN behind a response."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
@@ -127,14 +127,9 @@ def some_rollout(*, seed: int = 0) -> Rollout:
         torch.tensor([True, False, True, True]),
     )
     logprobs_BT = -5.5 + 0.3 * noise(ROWS, 5)
-    return Rollout(
-        prompts,
-        responses,
-        logprobs_BT,
-        logprobs_BT + 0.2 * noise(ROWS, 5),
-        noise(ROWS, 5),
-        4 * noise(ROWS),
-    )
+    opinions = (logprobs_BT, logprobs_BT + 0.2 * noise(ROWS, 5), noise(ROWS, 5))
+    behind = (each_BT.masked_fill(~keep_BT, torch.nan) for each_BT in opinions)
+    return Rollout(prompts, responses, *behind, 4 * noise(ROWS))
 
 
 def targets_of(maker: TargetMaker, rollout: Rollout, *, kl_ctl: float) -> Targets:
@@ -164,19 +159,6 @@ def log_distributions(module: nn.Module, rollout: Rollout) -> tuple[Tensor, Tens
         rows.append(logits_SV[prompt - 1 : -1].log_softmax(-1))
         tokens.append(ids[prompt:])
     return torch.cat(rows), torch.cat(tokens)
-
-
-def token_values(scorer: nn.Module, rollout: Rollout) -> Tensor:
-    """Values (N,) before all response tokens, each row alone and unpadded."""
-    rows = []
-    model = scorer.pretrained
-    for row, (prompt, response) in enumerate(zip(PROMPT_LENGTHS, LENGTHS, strict=True)):
-        ids = torch.cat(
-            [rollout.prompts.ids_BP[row, -prompt:], rollout.responses.ids_BT[row, :response]]
-        )
-        values_S = model.score(model.model(ids[None]).last_hidden_state)[0, :, 0]
-        rows.append(values_S[prompt - 1 : -1])
-    return torch.cat(rows)
 
 
 def assert_gradient(got: dict[str, Tensor], loss: Tensor, module: nn.Module) -> None:

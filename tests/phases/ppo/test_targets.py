@@ -171,12 +171,6 @@ def test_groups_have_the_scores_that_are_compared(targets: With) -> None:
     assert alone.clipped_scores_GR.tolist() == [[7.0], [9.0]], "GAE compares no responses"
 
 
-def test_discount_and_lambda_reach_the_advantages(targets: With) -> None:
-    # values are 0: the first token's advantage is gamma * lam times the reward
-    made = targets("ppo.gamma=0.5", "ppo.lam=0.5")(8.0)
-    assert made.advantages.advantages_BT.tolist() == [[2.0, 8.0]]
-
-
 def test_whitening_can_be_turned_on(targets: With) -> None:
     made = targets("ppo.whiten_advantages=true")(1.0, 3.0)
     assert made.raw.advantages_BT.tolist() == [[1.0, 1.0], [3.0, 3.0]]

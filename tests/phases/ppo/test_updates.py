@@ -173,6 +173,7 @@ def test_masked_responses_enter_no_loss_and_no_count(
     found = run.stats[0].metrics
     assert found["ppo/ended_share"] == 1 - len(cut) / ROWS
     assert found.get("ppo/entropy") == (0.5 if len(cut) < ROWS else None)
+    assert found.get("ppo/kl_loss") == (pytest.approx(0.005) if len(cut) < ROWS else None)
     assert all(map(math.isfinite, found.values()))
 
 
