@@ -24,7 +24,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.stored_files import LINE, METRICS, read_json_lines
 from rlhf.config.choices import AdvantageEstimator
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
 
 STEPS, GROUP = 8, 4
@@ -178,7 +178,7 @@ def _advise(options: argparse.Namespace) -> Result:
     if not options.json:
         words = " ".join(f"{key}={value}" for key, value in probe.overrides.items())
         noises = ", ".join(f"{name} {noise:.2f}" for name, noise in probe.noises.items())
-        build_console(is_main=True, log_every=1).say(
+        Console().say(
             f"{probe.responses} responses of the resting policy: score {probe.score_mean:.3f} "
             f"± {probe.score_deviation:.3f}, {probe.tokens:.1f} tokens\n"
             f"{probe.within:.0%} of the variance of scores lies between responses to the same "

@@ -48,7 +48,7 @@ from rlhf.phases.sft import SftTrainer
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.exporting import build_export, save_export
 from rlhf.rewards.isolated import HERE
-from rlhf.run.console import Console, build_console
+from rlhf.run.console import Console
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.model_card import results_section
 from rlhf.run.model_folder import replace_folder_atomically
@@ -216,7 +216,7 @@ def build_run_context(run_dir: Path, device: Device = Device.cpu) -> RunContext:
         tokenizer=load_tokenizer(run_dir / "tokenizer", key=RUN_FOLDER),
         parts={},
         judge=None,
-        console=build_console(is_main=True, log_every=1),
+        console=Console(),
         tracker=Tracker(),
     )
 
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _export(options: argparse.Namespace) -> None:
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     if options.push is not None and (options.out is not None or options.push.count("/") != 1):
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")

@@ -168,7 +168,7 @@ def test_a_finished_run_that_is_started_again_checks_its_judges(run: Path) -> No
         run_phases,
         run_dir=run,
         ranks=Ranks(),
-        console=Console(log_every=1),
+        console=Console(),
         start_watch=pytest.fail,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -66,11 +66,6 @@ def mean_with_interval(values: Sequence[float]) -> Estimate:
     return Estimate(mean, half, len(values))
 
 
-def mean_gain(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Return the mean of after - before over paired values, with its 95 % interval."""
-    return mean_with_interval([b - a for a, b in zip(before, after, strict=True)])
-
-
 def wilson_interval(successes: float, total: float) -> tuple[float, float]:
     """Return Wilson's 95 % confidence interval (low, high) of the share ``successes / total``.
 

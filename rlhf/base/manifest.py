@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.hashing import sha256_of_file
 
 MANIFEST = "manifest.json"
 Identity = list[int | str]  # size in bytes, and SHA-256
@@ -16,7 +16,7 @@ Identity = list[int | str]  # size in bytes, and SHA-256
 def file_identity(path: Path, *, flush: bool = False) -> Identity:
     """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
     with path.open("rb") as file:
-        found = sha256_of_file(file)
+        found = hashlib.file_digest(file, "sha256").hexdigest()
         if flush:
             os.fsync(file.fileno())
         return [file.tell(), found]

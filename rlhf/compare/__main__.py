@@ -34,7 +34,7 @@ from rlhf.compare.preference_file import (
     read_models_of_runs,
 )
 from rlhf.report.page import LocalRequest, LocalServer, render_template
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 
 LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes; a choice has about 30
 BUTTONS = {
@@ -177,7 +177,7 @@ def _serve_comparison(options: argparse.Namespace) -> Result | None:
         models = read_models_of_runs(run_dir, against)
         beside = run_dir / "preferences.jsonl"
     pairs = make_pairs(*models, seed=options.seed)
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     with closing(PreferenceFile(expand_user_path(options.out or beside, key="--out"))) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
         if options.json:

@@ -167,22 +167,13 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the number of optimizer steps (PPO: rollouts) for ``examples`` training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
-        return num_ppo_steps(examples, per_step, steps=ppo.steps, epochs=ppo.epochs)
+        passes = ppo.epochs and max(1, math.ceil(examples * ppo.epochs / per_step))
+        return min(limit for limit in (ppo.steps, passes) if limit is not None)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)
     for further in hooks_of("rules", "num_added_steps", config):
         steps += further(config, phase, examples=examples)
     return steps
-
-
-def num_ppo_steps(
-    num_prompts: int, prompts_per_step: int, *, steps: int | None, epochs: float | None
-) -> int:
-    """Return the number of PPO steps: ``steps``, or the steps of ``epochs`` passes if fewer."""
-    passes = (
-        math.inf if epochs is None else max(1, math.ceil(num_prompts * epochs / prompts_per_step))
-    )
-    return int(min(math.inf if steps is None else steps, passes))
 
 
 def num_added_micro_batches(config: RunConfig) -> int:

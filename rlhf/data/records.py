@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
-from rlhf.base.hashing import blake2b_of
 from rlhf.config.choices import Phase
 
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
@@ -445,7 +445,8 @@ def normalize_text(text: str) -> str:
 def fingerprint(*texts: str | None) -> bytes:
     """Return a 16-byte hash that is equal for texts that differ only in white space and case."""
     normal = ["\x1e" if text is None else normalize_text(text) for text in texts]  # no separators
-    return blake2b_of("\x1f".join(normal).encode(errors="surrogatepass"))
+    data = "\x1f".join(normal).encode(errors="surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()  # faster than SHA-256
 
 
 def prompt_key(record: Record) -> bytes:

@@ -46,7 +46,7 @@ from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.context import phase_tokens
 from rlhf.report.run_page import EVALUATION, model_rows, win_rate_rows, write_report
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
 
@@ -214,7 +214,7 @@ def _evaluate(options: argparse.Namespace) -> Result:
             best_of=options.best_of and expand_user_path(options.best_of, key="--best-of"),
             trusts_code=options.trust_code,
         )
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     console.print_table("models", model_rows(found, SHOWN))
     console.print_table("win rates by score, sampled answers", win_rate_rows(found))
     if "reward_model" in found:

@@ -33,7 +33,7 @@ from rlhf.gpu_check.rows import (
     results_as_json,
     write_results,
 )
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import require_launch_script
 
 FAILED = 1
@@ -53,7 +53,7 @@ def run_check(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     done: list[PartResult] = []
     end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks, select_device, start_process_group
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ELEMENTS = 1 << 20  # elements per rank: more than NCCL sends in one piece
@@ -67,7 +67,7 @@ def main() -> None:
     here = [each for dtype in DTYPES for each in differing_results(ranks, dtype)]
     wrong = [f"rank {rank}: {each}" for rank, each in enumerate(ranks.all_gather(here)) if each]
     rate = _gigabytes_per_second(ranks)
-    console = build_console(is_main=ranks.is_main, log_every=1)
+    console = Console(quiet=not ranks.is_main)
     console.say("; ".join(wrong) or f"right in {len(DTYPES)} precisions; {rate:.1f} GB/s")
     dist.destroy_process_group()
     raise SystemExit(bool(wrong))

@@ -32,7 +32,7 @@ from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import TargetMaker
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
 
 WRONG_WAY = 1  # exit code
@@ -127,7 +127,7 @@ def _examine(options: argparse.Namespace) -> Result:
         "text": finding.text,
     }
     if not options.json:
-        console = build_console(is_main=True, log_every=1)
+        console = Console()
         console.say(
             f"{PROMPTS} prompts, {answers} answers, groups of {method.group}; bias: share of the "
             "exact gradient that no learning rate recovers"

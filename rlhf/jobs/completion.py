@@ -48,7 +48,7 @@ from rlhf.models.tokenizers import tokenizer_place
 from rlhf.options import hooks_of
 from rlhf.plan.plan import Plan, plan_and_configure
 from rlhf.rewards.sealed import seal_judges
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, reused_phases
 from rlhf.runtime.rendezvous import (
     check_ranks_can_start,
@@ -124,10 +124,10 @@ def build_new_config(job: Job) -> RunConfig:
     template = choose_template(asked, key, model, downloads=downloads)
     if config.from_run is not None and job.folder is None:
         for line in describe_differences_from_source(config):
-            build_console(is_main=True, log_every=1).say(line)
+            Console().say(line)
     if asked is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):
-            build_console(is_main=True, log_every=1).say(line)
+            Console().say(line)
     data = replace(config.data, template=template)
     config = replace(config, data=data, rewards=seal_judges(config.rewards))
     for complete in hooks_of("jobs", "complete_config"):

@@ -32,7 +32,7 @@ from rlhf.jobs.sweep_command import is_sweep
 from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import find_hardware, is_hardware_auto
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
-from rlhf.run.console import Console, build_config_tree, build_console
+from rlhf.run.console import Console, build_config_tree
 from rlhf.run.results import PLAN, write_json
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import rank_from_environment
@@ -100,7 +100,7 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
             create_run_folder(expand_user_path(config.run_dir, key="run_dir")) / PLAN,
             plan_as_json(plan),
         )
-    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    console = Console(log_every=config.tracking.log_every)
     if job.folder is not None:
         words = [word for word in job.overrides if word != "plan=only"]
         console.say(f"{' '.join(words)}: {plan_summary(plan)}")
@@ -146,6 +146,6 @@ def show_commands(config: RunConfig, job: Job, script: str) -> None:
         raise ConfigError("launcher.dry_run=true: the ranks have been started; remove this option")
     arguments = [word for word in job.overrides if "launcher.dry_run" not in word]
     program = Program(sys.executable, script, arguments)
-    console = build_console(is_main=True, log_every=config.tracking.log_every)
+    console = Console(log_every=config.tracking.log_every)
     for command in launch_commands(config, program, os.environ):
         console.say(shlex.join(command))

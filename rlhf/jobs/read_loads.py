@@ -35,7 +35,7 @@ from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.options import DataConfig, hooks_of
 from rlhf.plan.steps import Load, Loads
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.runtime.run_data import load_phase_data
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         require_examples(config, {phase: counted.examples[phase] for phase in phases})
     except DataError:  # print how many examples were skipped: this may be the reason
         for line in counted.lines:
-            build_console(is_main=True, log_every=1).say(line)
+            Console().say(line)
         raise
     for check in hooks_of("jobs", "check_data"):
         check(config, phases, _is_local_and_small)

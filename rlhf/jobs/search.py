@@ -46,7 +46,7 @@ from rlhf.jobs.search_command import (
 from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share, use_cores
 from rlhf.options import hooks_of
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.metric_table import better_direction
 from rlhf.run.results import read_json_object
 from rlhf.run.step_alarms import read_alarms
@@ -208,7 +208,7 @@ def run_search(search: Search, conf: Path, script: str) -> None:
         require_known_name("study", name, result_names(config))
     if study.prune is not None:
         require_known_name("study.prune.metric", study.prune.metric, logged_metric_names(config))
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     console.say(f"search in {search.folder}: {search.study.trials} trials")
     Searcher(search, config.hardware, script, console.say).run()
 

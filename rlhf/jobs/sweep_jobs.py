@@ -26,7 +26,7 @@ from rlhf.base.stored_files import open_regular_file, read_json
 from rlhf.base.supervisor import be_killed_after
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import read_objective, read_plan
 from rlhf.run.step_alarms import read_alarms
 
@@ -122,7 +122,7 @@ def run_job(
     prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how many jobs
     run at a time. If it is above 1, each gets an equal share of the cores and devices.
     """
-    say, log = build_console(is_main=True, log_every=1).say, run_dir / OUTPUT
+    say, log = Console().say, run_dir / OUTPUT
     with FileLock(run_dir / "job.lock"):  # wait: the job may still run after its sweep was killed
         if (objective := read_objective(run_dir)) is not None:
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
@@ -153,7 +153,7 @@ def _say_end(cap: SweepCap, run_dir: Path) -> bool:
     """Return True if the cap is reached; print it, also to the log, for the list of runs."""
     if (text := cap.describe_end()) is None:
         return False
-    build_console(is_main=True, log_every=1).say(f"{run_dir.name}: stopped: {text}")
+    Console().say(f"{run_dir.name}: stopped: {text}")
     with open_log(run_dir) as log:
         log.write(f"stopped: {text}\n")
     return True

@@ -22,7 +22,7 @@ from rlhf.jobs.completion import complete_config
 from rlhf.jobs.launch_command import read_job
 from rlhf.jobs.sweep_jobs import SweepCap, read_cap
 from rlhf.options.phase_store.phase_store import phase_key, shared_phases
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import read_objective, write_json
 
 Plugins.instance()  # imports Hydra's sweepers anew, so that what was imported before is outdated
@@ -114,7 +114,7 @@ class JobSweeper(BasicSweeper):
                 f"({text}; plan=only without the limit prints each plan); give a larger limit, or "
                 "fewer seeds, steps or values"
             )
-        build_console(is_main=True, log_every=1).say(f"{cap.word}: {text}")
+        Console().say(f"{cap.word}: {text}")
 
 
 def plan_job(cfg: DictConfig) -> PlannedJob:

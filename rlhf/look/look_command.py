@@ -31,7 +31,7 @@ from rlhf.jobs.launch_command import compose_job
 from rlhf.look.inspection import Look, inspect_data
 from rlhf.look.shown_examples import shorten_middle
 from rlhf.report.page import Headline, render_template
-from rlhf.run.console import Console, build_console, literal_text
+from rlhf.run.console import Console, literal_text
 from rlhf.runtime.launch_mode import LAUNCHER
 
 LONGEST_SHOWN = 1500  # letters of a span on the terminal; the middle of a longer one is cut
@@ -60,7 +60,7 @@ def _look(options: argparse.Namespace) -> Result:
     own = words if place is None else [*words, f"data.path={place}"]
     look = inspect_data(config, f"python launch.py {shlex.join(own)}")
     if not options.json:
-        console = build_console(is_main=True, log_every=1)
+        console = Console()
         for line in notes.getvalue().splitlines():
             console.say(line)
         print_look(look, console)

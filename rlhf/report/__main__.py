@@ -18,7 +18,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
 from rlhf.report.compare_runs import print_comparison
 from rlhf.report.run_page import write_report
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import read_alarms
 
@@ -43,7 +43,7 @@ def _report_or_compare(options: argparse.Namespace) -> Result:
     )
     if len(paths) == 1 and (paths[0] / FROZEN).is_file() and html is None and registry is None:
         page, result = write_report(paths[0]), read_run_result(paths[0])
-        build_console(is_main=True, log_every=1).say(f"wrote {page}")
+        Console().say(f"wrote {page}")
         alarms = [alarm._asdict() for alarm in read_alarms(paths[0])]
         return Result({"run": str(paths[0]), "page": str(page), "alarms": alarms, "result": result})
     return Result(print_comparison(paths, html, registry))

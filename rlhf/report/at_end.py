@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
-from rlhf.run.console import Console, build_console
+from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, read_phase_result, read_run_result
 from rlhf.run.step_alarms import describe_divergence, read_alarms
 
@@ -23,7 +23,7 @@ def report_on_exit(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        console = build_console(is_main=True, log_every=1)
+        console = Console()
         for part, make in (("summary", _print_summary), ("report", _write_report)):
             try:
                 make(run_dir, console)

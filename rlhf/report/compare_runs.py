@@ -45,7 +45,7 @@ from rlhf.report.sweep_charts import (
     frontier_chart,
     setting_curves,
 )
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import read_run_result, write_json
 from rlhf.run.step_alarms import read_alarms
 
@@ -86,7 +86,7 @@ def print_comparison(
     tried = find_tried(settings, registry=registry, is_whole_folder=len(paths) == 1)
     found = compare_with_first(settings, tried)
     content = comparison_json(settings, found)
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     for line in legend_lines(settings):
         console.say(line)
     console.show(comparison_table(settings, found))

@@ -33,7 +33,7 @@ from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
 from rlhf.config.run_dir import RUNS
-from rlhf.config.schema.keys import NO_PHASE
+from rlhf.config.schema.keys import NO_PHASE, format_value
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.report.summary import describe_objective
 
@@ -46,8 +46,11 @@ BASE = r"model\.(init|path|architecture)"
 DATA = r"data\.(source|path|eval_path|subset|size|sets\.[^.]+\.(path|subset))"
 JUDGE = rf"rewards|reward_{BASE}"  # of PPO without the gold judge of generated data
 ASKED = rf"(phase|{BASE}|{DATA})(\..+)?"
-NAME = r"[^\s:#-][^:\n]*"
-KEY_AND_VALUE = re.compile(rf"^( *)({NAME}):(.*(?:\n(?! *{NAME}:).*)*)", re.MULTILINE)
+# A key and its value: the rest of its line and lines indented below it, or the items of a list.
+BELOW = r"(?:\n(?:\1  .*)?)*"
+KEY_AND_VALUE = re.compile(
+    rf"^( *)([^\s:#-][^:\n]*):(?: (.+{BELOW})|((?:\n\1-.*{BELOW})+)|)$", re.MULTILINE
+)
 DEFAULTS_OF_PART = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(RewardTerm)
@@ -227,9 +230,7 @@ def mean_over_seeds(values: Sequence[float]) -> Estimate:
 
 def command_line_text(value: object) -> str:
     """Return a value of the configuration as the text that a user would type."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower().replace("none", "null")
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else format_value(value)
 
 
 def estimate_text(found: Estimate, sign: str = "") -> str:
@@ -380,11 +381,12 @@ def _read_keys(folder: Path) -> dict[str, str]:
 def scan_keys(text: str) -> dict[str, str]:
     """Return the text of every value in YAML as OmegaConf writes it, by dotted key, unparsed.
 
-    To parse the YAML takes ten times as long.
+    To parse the YAML takes forty times as long.
     """
     path: list[str] = []
     found = {}
-    for indent, name, value in KEY_AND_VALUE.findall(text):
+    for indent, name, value, items in KEY_AND_VALUE.findall(text):
         path[len(indent) // 2 :] = [name]
-        found[".".join(path)] = value.strip()
+        if value or items:  # otherwise a group of keys
+            found[".".join(path)] = value or items
     return found

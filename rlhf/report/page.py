@@ -8,6 +8,7 @@ are refused.
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 import sys
@@ -19,7 +20,6 @@ from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.hashing import is_same_secret
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -130,7 +130,7 @@ class LocalRequest(BaseHTTPRequestHandler):
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
             return HTTPStatus.FORBIDDEN
-        if not is_same_secret(path, self.server.path):
+        if not hmac.compare_digest(path.encode(), self.server.path.encode()):
             return HTTPStatus.NOT_FOUND
         return None
 

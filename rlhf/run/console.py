@@ -41,12 +41,15 @@ KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {
 
 
 class Console:
-    """A console that prints lines, tables and progress (a bar on a terminal, otherwise lines)."""
+    """A console that prints lines, tables and progress (a bar on a terminal, otherwise lines).
+
+    A rank other than 0 has a ``quiet`` console, which prints nothing.
+    """
 
     def __init__(
         self,
         *,
-        log_every: int | None,
+        log_every: int | None = 1,
         file: TextIO | None = None,
         force_terminal: bool | None = None,
         width: int | None = None,
@@ -129,11 +132,6 @@ def build_config_tree(title: str, values: Mapping[str, Any]) -> Tree:
     for key, value in groups.items():
         tree.add(build_config_tree(key, value))
     return tree
-
-
-def build_console(*, is_main: bool, log_every: int | None) -> Console:
-    """Return the console of this rank; only the main rank prints."""
-    return Console(log_every=log_every, quiet=not is_main)
 
 
 class _BarProgress:

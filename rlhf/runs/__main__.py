@@ -28,7 +28,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.runs.bundle import import_bundle
 from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 def _answer(command: Callable[[argparse.Namespace], Output], options: argparse.Namespace) -> Result:
     content, lines = command(options)
     if not options.json:
-        build_console(is_main=True, log_every=1).say("\n".join(lines))
+        Console().say("\n".join(lines))
     return Result(content)
 
 

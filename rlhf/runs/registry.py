@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -156,21 +155,20 @@ class FoundRun:
         return folder_size(self.folder)
 
     @cached_property
-    def _frozen(self) -> str:
+    def texts(self) -> Mapping[str, str]:
+        """Return the dotted keys of the run's configuration, and their values as YAML."""
         with suppress(CheckpointError):
-            return read_stored_text(self.folder / FROZEN) or ""
-        return ""
+            return scan_keys(read_stored_text(self.folder / FROZEN) or "")
+        return {}
 
     def value(self, key: str) -> Any:
         """Return the value of a field of the list, or of a dotted key of the run's configuration.
 
         Return ``...`` if the run has no such key.
         """
-        return FIELDS[key](self) if key in FIELDS else read_yaml_key(self._frozen, key)
-
-    def config_keys(self) -> set[str]:
-        """Return the dotted keys of the run's configuration."""
-        return set(scan_keys(self._frozen))
+        if key in FIELDS:
+            return FIELDS[key](self)
+        return parse_value(self.texts[key]) if key in self.texts else ...
 
     def as_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints of a run."""
@@ -179,7 +177,7 @@ class FoundRun:
 
 FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
     "folder": lambda run: str(run.folder),
-    "name": lambda run: None if (name := read_yaml_key(run._frozen, "name")) is ... else name,
+    "name": lambda run: parse_value(run.texts.get("name", "null")),
     "started": lambda run: datetime.fromtimestamp(run.started).isoformat(timespec="seconds"),
     "state": lambda run: run.state,
     "reason": lambda run: run.reason,
@@ -225,7 +223,7 @@ class Filter(NamedTuple):
         if (value := run.value(self.key)) is ...:
             return False
         shown = value if isinstance(value, str) else json.dumps(value)
-        return value == _parse_value(self.text) or fnmatchcase(shown, self.text)
+        return value == parse_value(self.text) or fnmatchcase(shown, self.text)
 
 
 def filter_runs(runs: list[FoundRun], filters: Iterable[Filter]) -> list[FoundRun]:
@@ -262,7 +260,7 @@ def _order(value: object) -> tuple[int, float, str]:
 def _require_key(key: str, runs: Sequence[FoundRun]) -> None:
     if key in FIELDS or not runs or any(run.value(key) is not ... for run in runs):
         return
-    known = [*FIELDS, *sorted({key for run in runs for key in run.config_keys()})]
+    known = [*FIELDS, *sorted({key for run in runs for key in run.texts})]
     near = get_close_matches(key, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise ConfigError(
@@ -271,19 +269,8 @@ def _require_key(key: str, runs: Sequence[FoundRun]) -> None:
     )
 
 
-def read_yaml_key(text: str, key: str) -> Any:
-    """Return the value of a dotted key in YAML as OmegaConf writes it; ``...`` if it is missing."""
-    indent = ""
-    for name in key.split("."):
-        below = rf"(?:\n{indent}(?: |-).*)*"
-        found = re.search(rf"^{indent}{re.escape(name)}:(.*{below})$", text, re.MULTILINE)
-        if found is None:
-            return ...
-        text, indent = found[1], f"{indent}  "
-    return _parse_value(text)
-
-
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Return the value of a text in YAML, or the text if it is none."""
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:

@@ -41,7 +41,7 @@ from rlhf.config.effects import effect_of
 from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
 from rlhf.run.results import ATTEMPTS, read_attempts, read_inputs, read_json_object
 from rlhf.runs.registry import FoundRun
@@ -362,7 +362,7 @@ def _verify(options: argparse.Namespace) -> Result:
     replays = 0 if options.replay == "none" else int(options.replay)
     given = {"seed": options.seed, "trusts_code": options.trust_code}
     run = read_checked_run(folder, replays=replays, **given)
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     checks = []
     for name, state, found in verify_run(run):
         first = [": ".join(filter(None, each[:2])) for each in found[:1]]

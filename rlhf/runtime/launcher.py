@@ -24,7 +24,7 @@ from rlhf.base.errors import RlhfError
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.run import LauncherConfig, RunConfig
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.results import read_objective
 from rlhf.runtime import worker
 from rlhf.runtime.launch_mode import (
@@ -109,7 +109,7 @@ def _start_by_mode(
     else:
         program = Program(sys.executable, script, [f"resume={run_dir}"])
         (command,) = launch_commands(config, program, os.environ)
-        console = build_console(is_main=run_dir is not None, log_every=1)
+        console = Console(quiet=run_dir is None)
         console.say(f"starting: {shlex.join(command)}")
         if way is LaunchMode.hostfile:
             _run_command(command)

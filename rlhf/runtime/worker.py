@@ -44,7 +44,7 @@ from rlhf.phases.sft import run_sft
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.preflight import require_capabilities, require_data
 from rlhf.rewards.sealed import require_sealed_judges
-from rlhf.run.console import Console, build_console
+from rlhf.run.console import Console
 from rlhf.run.finished_phase import STATE
 from rlhf.run.jsonl import LOGS, drop_lines_of_phases, truncate_file
 from rlhf.run.model_folder import replace_folder_atomically
@@ -104,7 +104,7 @@ def run_worker(
     if meeting is not None:
         meeting.start_process_group(config)
     ranks = current_ranks(config.hardware.device)
-    console = build_console(is_main=ranks.is_main, log_every=config.tracking.log_every)
+    console = Console(log_every=config.tracking.log_every, quiet=not ranks.is_main)
     # Each rank compares kernels on its own device. The console of other ranks prints nothing.
     choose_kernels(config.hardware.kernels, console.say if ranks.is_main else None)
     if config.hardware.keep_freed_memory and not keeps_memory:

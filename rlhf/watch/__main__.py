@@ -24,7 +24,7 @@ from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point
-from rlhf.run.console import build_console, literal_text
+from rlhf.run.console import Console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.live_server import WatchServer
 from rlhf.watch.progress import PhaseProgress, short_number_text, time_text
@@ -46,7 +46,7 @@ ALARM_LINES = (3, 1)  # most lines of the last alarm, with its advice, and of th
 def show_in_terminal(folder: Path) -> None:
     """Show the run or sweep in ``folder`` until Ctrl-C; print once if stdout is no terminal."""
     draw = build_draw_function(folder)
-    console = build_console(is_main=True, log_every=1)
+    console = Console()
     with console.full_screen() as show:
         show(draw())
         while console.is_terminal:
@@ -193,7 +193,7 @@ def _watch(options: argparse.Namespace) -> Result | None:
     for other in beside:
         read_frozen_keys(other)  # refuses a folder that is no run
     with WatchServer(folder, options.port, beside) as server:
-        build_console(is_main=True, log_every=1).say(
+        Console().say(
             f"open {server.address} in a browser; Ctrl-C ends. Without a browser: add --terminal"
         )
         server.serve_forever()

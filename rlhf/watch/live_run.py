@@ -15,6 +15,7 @@ from rlhf.report.first_screen import read_verdict
 from rlhf.report.page import Headline
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
+from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
 
@@ -120,7 +121,7 @@ class LiveRun:
             series=self.curves,
             samples=list(self.newest.values()),
             alarms=self.alarms,
-            result=self.progress.result(),
+            result=read_run_result(self.folder),
             beside=self._beside,
         )
 
@@ -182,7 +183,7 @@ def _read_job_row(name: str, progress: RunProgress, metrics: GrowingFile) -> Job
     state = progress.state()
     step = progress.step_text
     try:
-        result = progress.result()
+        result = read_run_result(progress.folder)
     except CheckpointError as error:
         return JobRow(name, RunState("ended", str(error)), step, "")
     if result is not None and result["objective"] is not None:

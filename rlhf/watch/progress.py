@@ -14,7 +14,7 @@ from rlhf.base.stored_files import MEASURED, DamagedFileError, read_json, read_s
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
-from rlhf.run.results import finished_phases, phase_result_path, read_plan, read_run_result
+from rlhf.run.results import finished_phases, phase_result_path, read_plan
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
 MISSED_STEPS = 10  # a phase is late after the time of so many steps without a line, and at least
@@ -158,10 +158,6 @@ class RunProgress:
             if phase.state == "running" and pace and age > max(LEAST_LATE, MISSED_STEPS * pace):
                 return pace
         return None
-
-    def result(self) -> Mapping[str, Any] | None:
-        """Return the content of result.json; None if the run has not finished."""
-        return read_run_result(self.folder)
 
     def state(self) -> RunState:
         """Return the state of the run, derived from its result, lock file and last write."""

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rlhf.base.intervals import (
     Estimate,
-    mean_gain,
     mean_with_interval,
     t_quantile,
     two_sided_p_value,
@@ -51,14 +50,6 @@ def test_one_value_has_no_interval_and_none_is_refused() -> None:
         mean_with_interval([])
 
 
-def test_pairs_remove_what_they_share() -> None:
-    before = [0.0, 10.0, 20.0, 30.0]
-    found = mean_gain(before, [value + 1 for value in before])
-    assert (found.mean, found.half) == (1.0, 0.0)
-    with pytest.raises(ValueError, match="is shorter"):
-        mean_gain(before, before[1:])
-
-
 @pytest.mark.parametrize(
     ("successes", "low", "high"),
     [
@@ -97,7 +88,7 @@ def test_values_without_a_finite_mean_have_no_interval(values: list[float]) -> N
     assert not math.isfinite(found.mean)
     assert math.isnan(found.half)
     assert not found.excludes_zero
-    assert math.isnan(mean_gain([0.0] * len(values), values).low)
+    assert math.isnan(found.low)
 
 
 def test_probability_belongs_to_the_interval() -> None:

@@ -180,7 +180,7 @@ def test_every_answer_of_a_conversation_is_marked_and_measured(look: Look, tmp_p
 def test_what_is_learned_is_green_on_a_terminal() -> None:
     shown = ShownExample("sft learns", "a.jsonl, row 1", 9, [Span("Q:", False), Span(" a", True)])
     out = StringIO()
-    console = Console(log_every=1, file=out, force_terminal=True)
+    console = Console(file=out, force_terminal=True)
     print_look(Figures([], [], "t", "plain", [], [], [shown]), console)
     assert "Q:\x1b[32m a\x1b[0m" in out.getvalue()
     assert "[[" not in out.getvalue()

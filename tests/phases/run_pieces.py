@@ -22,7 +22,7 @@ from rlhf.phases import dpo
 from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
 from tests.conftest import Compose
@@ -120,7 +120,7 @@ def run_context(
         tokenizer=load_tokenizer(run_dir / "policy", key="k"),
         parts={phase: part for phase in (Phase.sft, Phase.reward, Phase.ppo)},
         judge=None,
-        console=build_console(is_main=False, log_every=1),
+        console=Console(quiet=True),
         tracker=notes,
     )
     return context, notes

@@ -184,7 +184,7 @@ def test_table_fits_80_columns_and_tells_settings_apart() -> None:
         for each in values
     ]
     printed = io.StringIO()
-    console = Console(log_every=1, file=printed, width=80)
+    console = Console(file=printed, width=80)
     console.show(comparison_table(settings, compare_with_first(settings)))
     assert "…" not in printed.getvalue()
     assert re.search(r"exactly right +1 +0\.\d+ ± 0\.\d+", printed.getvalue())

@@ -81,7 +81,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
     """The words of each line, one space apart."""
     file = StringIO()
-    console = Console(log_every=1, file=file, force_terminal=False, width=80)
+    console = Console(file=file, force_terminal=False, width=80)
     print_summary(console, result, run_dir)
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 

@@ -5,7 +5,7 @@ from io import StringIO
 
 import pytest
 
-from rlhf.run.console import Console, build_config_tree, build_console
+from rlhf.run.console import Console, build_config_tree
 
 PPO = {
     "ppo/score_mean": 1.234,
@@ -102,21 +102,21 @@ def test_a_table_holds_titles_keys_and_cells() -> None:
 
 
 def test_only_the_main_rank_prints(capfd: pytest.CaptureFixture[str]) -> None:
-    null = build_console(is_main=False, log_every=1)
+    null = Console(quiet=True)
     null.say("a")
     null.show("b")
     null.print_table("c", [{"d": 1}])
     with null.progress("ppo", 3) as progress:
         progress.advance(1, PPO)
     assert capfd.readouterr() == ("", "")
-    build_console(is_main=True, log_every=1).say("hello")
+    Console().say("hello")
     assert capfd.readouterr() == ("hello\n", "")
 
 
 def test_groups_are_branches_after_single_values() -> None:
     file = StringIO()
     tree = build_config_tree("run", {"ppo": {"kl_ctl": 0.1, "kl_target": None}, "name": "[red]a"})
-    Console(log_every=1, file=file, width=60).show(tree)
+    Console(file=file, width=60).show(tree)
     assert file.getvalue().splitlines() == [
         "run",
         "├── name: [red]a",

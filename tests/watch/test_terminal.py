@@ -99,8 +99,8 @@ def test_ctrl_c_leaves_the_screen_and_without_a_terminal_it_is_printed_once(
     assert "pets, seed 3" in capsys.readouterr().out
 
     file = StringIO()
-    real = Console(log_every=1, file=file, force_terminal=True, width=80)
-    monkeypatch.setattr(terminal, "build_console", lambda **_: real)
+    real = Console(file=file, force_terminal=True, width=80)
+    monkeypatch.setattr(terminal, "Console", lambda **_: real)
     assert command.main([str(folder), "--terminal"]) == 0
     shown, _, rest = file.getvalue().partition("\x1b[?1049l")
     assert "pets, seed 3" in shown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rlhf.base.intervals import mean_gain
+from rlhf.base.intervals import mean_with_interval
 from rlhf.base.stored_files import HELD_OUT, read_json
 from rlhf.config.choices import Phase
 from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
@@ -79,8 +79,12 @@ class PpoEvaluation:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        measured = [name for name in (*GAINS, *judges) if name in before]
-        gains = {name: mean_gain(before[name], after[name]) for name in measured}
+        pairs = {
+            name: zip(before[name], after[name], strict=True)
+            for name in (*GAINS, *judges)
+            if name in before
+        }
+        gains = {name: mean_with_interval([b - a for a, b in each]) for name, each in pairs.items()}
         found = {
             name: [gain.low, gain.high]
             for name, gain in gains.items()

@@ -36,7 +36,7 @@ from rlhf.phases.shared.scoring import (
 )
 from rlhf.rewards.isolated import HERE, FailureError, end_reward_processes, start_reward_processes
 from rlhf.rewards.rules import Answers, PartScores
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -229,7 +229,7 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
     """
     if not config.rewards:
         return None
-    say = build_console(is_main=True, log_every=1).say
+    say = Console().say
     options: Iterator[ResponsesSeam] = modules_of("responses", config)
     own_rewards = next((option.token_rewards for option in options), None)
     judge, run_dir = GoldJudge(), config.run_dir

@@ -30,7 +30,7 @@ from rlhf.phases.reward import RewardTrainer, run_reward
 from rlhf.phases.reward import build_trainer as build_reward_trainer
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.step_signals import StoppedError, StopRequests
-from rlhf.run.console import build_console
+from rlhf.run.console import Console
 from rlhf.run.phase_state import checkpoint_folders, load_checkpoint
 from tests.conftest import Compose
 from tests.phases.run_pieces import EVAL, TRAIN, Notes
@@ -67,7 +67,7 @@ def make_context(compose: Compose, tmp_path: Path) -> MakeContext:
             tokenizer=train_tokenizer(texts, vocab_size=300),
             parts={Phase.reward: PhaseData(TRAIN, EVAL)},
             judge=None,
-            console=build_console(is_main=False, log_every=1),
+            console=Console(quiet=True),
             tracker=Notes(),
         )
 

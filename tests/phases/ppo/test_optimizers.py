@@ -2,7 +2,8 @@
 
 import pytest
 
-from rlhf.config.batches import num_ppo_steps
+from rlhf.config.batches import num_phase_steps
+from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.masters import Masters
@@ -73,7 +74,10 @@ def test_an_actor_that_rests_first_has_a_shorter_schedule(compose: Compose) -> N
     [(7, None, 7), (None, 1, 3), (None, 2, 5), (4, 2, 4), (9, 2, 5), (None, 0.01, 1)],
 )
 def test_steps_and_epochs_are_both_caps(
-    steps: int | None, epochs: float | None, expected: int
+    steps: int | None, epochs: float | None, expected: int, compose: Compose
 ) -> None:
     # ten prompts by four: 2.5 rollouts in a pass
-    assert num_ppo_steps(10, 4, steps=steps, epochs=epochs) == expected
+    words = ["ppo.rollout_batch_size=4", "ppo.mini_batch_size=4", "ppo.responses_per_prompt=1"]
+    caps = [f"ppo.steps={steps}", f"ppo.epochs={epochs}"]
+    config = to_run_config(compose([*words, *(cap.replace("None", "null") for cap in caps)]))
+    assert num_phase_steps(config, Phase.ppo, examples=10) == expected
