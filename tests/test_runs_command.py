@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlhf.config.freeze import flatten_keys
-from rlhf.runs.__main__ import main
 from rlhf.report.comparison import scan_keys
+from rlhf.runs.__main__ import main
 from rlhf.runs.registry import FoundRun, parse_value
 from tests.conftest import Compose
 from tests.documents import read_document

@@ -167,7 +167,9 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the number of optimizer steps (PPO: rollouts) for ``examples`` training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
-        passes = ppo.epochs and max(1, math.ceil(examples * ppo.epochs / per_step))
+        passes = None
+        if ppo.epochs is not None:
+            passes = max(1, math.ceil(examples * ppo.epochs / per_step))
         return min(limit for limit in (ppo.steps, passes) if limit is not None)
     epochs = float(getattr(config, phase.value).epochs)
     steps = math.ceil(examples * epochs / per_step)

@@ -1,4 +1,4 @@
-"""Detect the column layout of a source, and convert its usable rows to records."""
+"""Detect the column layout of a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.column_rules import (
     INTERPRETER,
     NONE_WANTED,
-    Converted,
     Layout,
     Wanted,
     columns_read_by,
@@ -60,20 +59,6 @@ def _parse(text: str) -> ParsedResult:
 def known_columns() -> frozenset[str]:
     """Return the names of all columns that a known layout reads."""
     return frozenset(column for layout in read_layouts() for column in layout.columns)
-
-
-def to_records(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
-    """Detect the layout of ``rows`` and convert them to records; count rows that cannot be used.
-
-    Each record also gets the row's columns in ``keep``.
-
-    Raises:
-        DataError: if no layout fits, or a column that is not read would change what is learned (the
-            message names ``source``), or a value has the wrong type (the message names file, row
-            number and column).
-    """
-    layout = detect_layout(rows, source=source, keep=keep)
-    return layout.convert(rows, source=source, keep=keep)
 
 
 def detect_layout(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Layout:

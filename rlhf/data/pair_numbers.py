@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.detect import to_records
+from rlhf.data.detect import detect_layout
 from rlhf.data.records import Record
 from rlhf.data.tables import find_tables, rows_of
 from rlhf.options import RewardConfig
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 GROUP = "group"  # name of the column with a pair's group in the file of reward.groups_path
-
-
-class PairColumn:
-    """Names of the columns with numbers that ``add_pair_numbers`` adds to tokenised pairs."""
-
-    margin = "margin"
-    chosen_score = "chosen_score"
-    rejected_score = "rejected_score"
+# Names of the columns with numbers that ``add_pair_numbers`` adds to tokenised pairs.
+MARGIN, CHOSEN_SCORE, REJECTED_SCORE = "margin", "chosen_score", "rejected_score"
 
 
 def add_pair_numbers(examples: Dataset, records: Sequence[Record], config: RewardConfig) -> Dataset:
@@ -37,9 +31,9 @@ def add_pair_numbers(examples: Dataset, records: Sequence[Record], config: Rewar
     """
     chosen, rejected = config.score_columns or (None, None)
     for name, key, column in (
-        (PairColumn.margin, "reward.margin_column", config.margin_column),
-        (PairColumn.chosen_score, "reward.score_columns", chosen),
-        (PairColumn.rejected_score, "reward.score_columns", rejected),
+        (MARGIN, "reward.margin_column", config.margin_column),
+        (CHOSEN_SCORE, "reward.score_columns", chosen),
+        (REJECTED_SCORE, "reward.score_columns", rejected),
     ):
         if column is not None:
             values = [_read_number(records[row], column, key=key) for row in examples["row"]]
@@ -68,8 +62,9 @@ def read_pair_groups(path: str | None) -> Mapping[str, list[Record]]:
     tables = find_tables(DatasetConfig(path=path), Source.local, key="reward.groups_path")
     groups: defaultdict[str, list[Record]] = defaultdict(list)
     for table in (*tables.train, *tables.eval):
-        keep = {GROUP: "reward.groups_path"}
-        converted = to_records(rows_of(table), source=table.place, keep=keep)
+        rows, keep = rows_of(table), {GROUP: "reward.groups_path"}
+        layout = detect_layout(rows, source=table.place, keep=keep)
+        converted = layout.convert(rows, source=table.place, keep=keep)
         for record in converted.records:
             if record.rejected is None or not record.columns:
                 raise DataError(

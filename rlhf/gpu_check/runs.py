@@ -24,7 +24,6 @@ from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.results import read_json_object, read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
-USER_ERROR = 2  # exit code of launch.py for wrong options
 FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow drive, and compile
 LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # later runs may take as many times as long as the slowest
 RUNS: dict[str, Any] = read_yaml_beside(__file__, "runs.yaml")

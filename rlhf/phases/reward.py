@@ -34,7 +34,12 @@ from rlhf.config.choices import Phase, RewardLossName, Unpaired
 from rlhf.config.roles import Role
 from rlhf.data.collate import PairStep, collate_sequences, divide_pairs_into_steps
 from rlhf.data.encoding import Encoder
-from rlhf.data.pair_numbers import PairColumn, read_pair_groups
+from rlhf.data.pair_numbers import (
+    CHOSEN_SCORE,
+    MARGIN,
+    REJECTED_SCORE,
+    read_pair_groups,
+)
 from rlhf.data.records import Record
 from rlhf.data.tokens import Limit, pair_columns
 from rlhf.engine.select import AnyEngine, build_engine
@@ -176,8 +181,8 @@ class PairLoss(NamedTuple):
         if self.config.unpaired is not None:
             return False
         if self.config.loss is RewardLossName.regression:
-            return PairColumn.chosen_score in rows
-        return self.config.margin_column is None or PairColumn.margin in rows
+            return CHOSEN_SCORE in rows
+        return self.config.margin_column is None or MARGIN in rows
 
     def __call__(
         self, chosen_BS: Tensor, rejected_BS: Tensor, batch: PreferenceBatch, rows: Rows
@@ -186,13 +191,13 @@ class PairLoss(NamedTuple):
         chosen_B = end_scores(chosen_BS, batch.chosen.attend_BS)
         rejected_B = end_scores(rejected_BS, batch.rejected.attend_BS)
         if self.config.loss is RewardLossName.regression:
-            chosen_wanted_B = chosen_B.new_tensor(rows[PairColumn.chosen_score])
-            rejected_wanted_B = chosen_B.new_tensor(rows[PairColumn.rejected_score])
+            chosen_wanted_B = chosen_B.new_tensor(rows[CHOSEN_SCORE])
+            rejected_wanted_B = chosen_B.new_tensor(rows[REJECTED_SCORE])
             error_B = regression_loss(chosen_B, chosen_wanted_B)
             return (error_B + regression_loss(rejected_B, rejected_wanted_B)) / 2
         margin_B = torch.zeros_like(chosen_B)
         if self.config.margin_column is not None:
-            margin_B = chosen_B.new_tensor(rows[PairColumn.margin])
+            margin_B = chosen_B.new_tensor(rows[MARGIN])
         smoothing = self.config.label_smoothing
         if self.config.loss is RewardLossName.end:
             return end_loss(chosen_B, rejected_B, margin_B, label_smoothing=smoothing)

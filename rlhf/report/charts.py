@@ -89,7 +89,7 @@ def line_chart(
     x_label: str = "step",
     x_ticks: Sequence[Tick] | None = None,
     unit: str = "",
-    healthy: tuple[float, float] | None = None,
+    healthy: Sequence[float] | None = None,
     flags: Sequence[Flag] = (),
 ) -> Chart | None:
     """Return a chart of up to eight lines, or None if no point is finite.

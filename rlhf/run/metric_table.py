@@ -6,7 +6,7 @@ It is metrics.yaml here, and a metrics.yaml in the folder of each option that ha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
@@ -20,23 +20,14 @@ class MetricInfo(NamedTuple):
     meaning: str
     healthy: str
     otherwise: str
-    healthy_range: tuple[float, float] | None = None  # (low, high) if ``healthy`` is a range
+    healthy_range: Sequence[float] | None = None  # [low, high] if ``healthy`` is a range
     better: str | None = None  # "higher" or "lower"; None: neither is better
 
 
-def _build_metric_info(
-    *, healthy_range: tuple[float, float] | None = None, **texts: str
-) -> MetricInfo:
-    if healthy_range is not None:
-        low, high = healthy_range
-        healthy_range = (low, high)
-    return MetricInfo(**texts, healthy_range=healthy_range)
-
-
 TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *yaml_of_options("metrics.yaml")])
-# _build_metric_info raises TypeError if an entry lacks a field or has an unknown field.
+# MetricInfo raises TypeError if an entry lacks a field or has an unknown field.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
-    title: {name: _build_metric_info(**entry) for name, entry in group.items()}
+    title: {name: MetricInfo(**entry) for name, entry in group.items()}
     for title, group in TABLE.items()
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}

@@ -38,6 +38,7 @@ from rlhf.base.types import TensorSlice
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
 from rlhf.run.finished_phase import STATE
+from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
@@ -243,13 +244,11 @@ class BestStep:
     waits: int = 0  # evaluations since ``step``
 
     @classmethod
-    def from_config(
-        cls, config: CheckpointConfig, phase: Phase, direction: Callable[[str], str | None]
-    ) -> BestStep:
+    def from_config(cls, config: CheckpointConfig, phase: Phase) -> BestStep:
         """Return the record before the first evaluation of ``phase``; it has no value yet."""
         if config.best is None or not config.best.startswith(f"{phase}/"):
             return cls(None, config.patience)
-        return cls(config.best, config.patience, direction(config.best) == "lower")
+        return cls(config.best, config.patience, better_direction(config.best) == "lower")
 
     def update(
         self, values: Mapping[str, float], step: int, *, is_resting: bool = False

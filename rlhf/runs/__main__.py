@@ -30,7 +30,7 @@ from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
 from rlhf.run.console import Console
 from rlhf.runs.bundle import import_bundle
-from rlhf.runs.registry import Filter, FoundRun, filter_runs, find_runs, sort_runs
+from rlhf.runs.registry import FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
 
 GIB = 2**30
@@ -64,7 +64,7 @@ def _answer(command: Callable[[argparse.Namespace], Output], options: argparse.N
 
 def _find_asked_runs(words: Sequence[str]) -> list[FoundRun]:
     """Return the runs in the folders among ``words`` that fit the filters among them."""
-    filters = [Filter(*word.split("=", 1)) for word in words if "=" in word]
+    filters = [word for word in words if "=" in word]
     folders = [expand_user_path(word, key="FOLDER") for word in words if "=" not in word]
     return filter_runs(find_runs(folders or [RUNS]), filters)
 

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -212,30 +212,26 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
     return sorted(found.values(), key=lambda run: (run.started, run.folder))
 
 
-class Filter(NamedTuple):
-    """A condition ``KEY=VALUE`` on a field of the list, or on a key of the configuration."""
+def filter_runs(runs: list[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
+    """Return the runs that fit all ``filters``.
 
-    key: str
-    text: str
-
-    def keeps(self, run: FoundRun) -> bool:
-        """Return True if the run's value equals the text as YAML, or fits it as a pattern."""
-        if (value := run.value(self.key)) is ...:
-            return False
-        shown = value if isinstance(value, str) else json.dumps(value)
-        return value == parse_value(self.text) or fnmatchcase(shown, self.text)
-
-
-def filter_runs(runs: list[FoundRun], filters: Iterable[Filter]) -> list[FoundRun]:
-    """Return the runs that fit all filters.
+    A filter is KEY=VALUE, of a field of the list or a key of the configuration. A run fits if its
+    value equals VALUE as YAML, or fits it as a pattern.
 
     Raises:
         ConfigError: if no run has the key of a filter.
     """
-    for each in filters:
-        _require_key(each.key, runs)
-        runs = [run for run in runs if each.keeps(run)]
+    for key, _, text in (each.partition("=") for each in filters):
+        _require_key(key, runs)
+        runs = [run for run in runs if _fits(run.value(key), text)]
     return runs
+
+
+def _fits(value: Any, text: str) -> bool:
+    if value is ...:
+        return False
+    shown = value if isinstance(value, str) else json.dumps(value)
+    return value == parse_value(text) or fnmatchcase(shown, text)
 
 
 def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:

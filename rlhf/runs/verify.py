@@ -40,7 +40,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
 from rlhf.config.schema.run import RunConfig
-from rlhf.data.records import Record
+from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
 from rlhf.run.results import ATTEMPTS, read_attempts, read_inputs, read_json_object
@@ -164,16 +164,12 @@ def check_leaks(run: CheckedRun) -> Doubts:
     for record in (record for part in parts for record in part.eval):
         other = trained.get(words := _words_of(record))
         if words and other and (other.prompt, other.text) != (record.prompt, record.text):
-            text = f"held out, and trained on in {_place(other)}: {words[:60]}"
-            yield Doubt(_place(record), text)
+            text = f"held out, and trained on in {describe_row(other)}: {words[:60]}"
+            yield Doubt(describe_row(record), text)
 
 
 def _words_of(record: Record) -> str:
     return " ".join(WORD.findall((record.prompt or record.text or "").casefold()))
-
-
-def _place(record: Record) -> str:
-    return "{}, row {}".format(*record.place or ("the data", "unknown"))
 
 
 def check_results(run: CheckedRun) -> Doubts:

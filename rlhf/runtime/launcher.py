@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from rlhf.base.command import wait_for_exit
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import INTERRUPTED, RlhfError
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.run import LauncherConfig, RunConfig
@@ -36,7 +36,7 @@ from rlhf.runtime.launch_mode import (
     rendezvous_address,
 )
 from rlhf.runtime.out_of_memory import OutOfMemoryError, with_less_memory
-from rlhf.runtime.rank import STOPPED, Failure, FailureKind, read_failure, run_rank
+from rlhf.runtime.rank import Failure, FailureKind, read_failure, run_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
     ignores_job_signals,
@@ -200,7 +200,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
 
 def have_stopped(exit_codes: Collection[int]) -> bool:
     """Return True if the ranks stopped after a step; the agent ends those that leave later."""
-    return STOPPED in exit_codes and {*exit_codes} <= {STOPPED, -signal.SIGTERM}
+    return INTERRUPTED in exit_codes and {*exit_codes} <= {INTERRUPTED, -signal.SIGTERM}
 
 
 def shutdown_seconds(grace_seconds: float) -> float:

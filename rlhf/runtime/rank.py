@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.command import survive_output_errors
-from rlhf.base.errors import USER_ERROR, RlhfError
+from rlhf.base.errors import INTERRUPTED, USER_ERROR, RlhfError
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-STOPPED = 130  # exit code of a rank that a signal stopped after a step
 # Seconds that a rank with a broken collective waits for the report of the rank that broke it.
 CAUSE_S = 3.0
 LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
@@ -103,7 +102,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step
         meeting.announce_success()
-        raise SystemExit(STOPPED) from error
+        raise SystemExit(INTERRUPTED) from error
     except Exception as error:
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)

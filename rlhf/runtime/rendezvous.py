@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,7 +200,8 @@ class Rendezvous:
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
-        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(Process.this_process()))
+        own = Process(socket.gethostname(), os.getpid())
+        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(own))
         self.others = {
             rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
             for rank in range(self._size)

@@ -31,11 +31,6 @@ class Process(NamedTuple):
     host: str
     pid: int
 
-    @classmethod
-    def this_process(cls) -> Process:
-        """Return the host and the process id of this process."""
-        return cls(socket.gethostname(), os.getpid())
-
     @property
     def is_suspended(self) -> bool:
         """Return True if SIGSTOP or a debugger has stopped the process; False on another host."""

@@ -4,7 +4,8 @@ import re
 from functools import partial
 from typing import Any
 
-from rlhf.data.detect import to_records
+from rlhf.data.column_rules import NONE_WANTED, Converted, Wanted
+from rlhf.data.detect import detect_layout
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import Record, Row
@@ -62,6 +63,10 @@ def build_tokenizer(texts: list[str]) -> Any:
         {"bos_token": "<s>", "additional_special_tokens": sorted(marks - {"<|im_end|>"})}
     )
     return tokenizer
+
+
+def to_records(rows: list[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Converted:
+    return detect_layout(rows, source=source, keep=keep).convert(rows, source=source, keep=keep)
 
 
 def read(*talks: list[dict[str, Any]], **columns: Any) -> list[tuple[int, Record]]:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf.config.choices import Template, Unpaired
-from rlhf.data.detect import to_records
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import Dropped, RawDataset, Row, learn_last_answer
@@ -29,6 +28,7 @@ from tests.data.talks import (
     build_tokenizer,
     compare_with_transformers,
     read,
+    to_records,
     user,
 )
 from tests.plan.planned import run_of

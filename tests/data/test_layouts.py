@@ -9,11 +9,12 @@ import pytest
 
 from rlhf.base.errors import DataError
 from rlhf.config.freeze import to_run_config
-from rlhf.data.detect import detect_layout, read_layouts, to_records
+from rlhf.data.detect import detect_layout, read_layouts
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import Record, Row
 
 from .row_tables import NUMBERS, Rows, asked, fill, read, read_tables, records_of, rows_of, said
+from .talks import to_records
 
 USED, REFUSED = read_tables("layouts.yaml")
 

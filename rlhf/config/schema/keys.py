@@ -116,16 +116,16 @@ def key(
     )
 
 
-def check_bounds(config: Any, prefix: str = "") -> None:
+def check_bounds(config: Any) -> None:
     """Check that every number in ``config``, a schema dataclass, is finite and within its bound."""
-    for name, bound, value in _iterate_bounds(config, prefix):
+    for name, bound, value in _iterate_bounds(config):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{name}={value}: must be {bound.rule}")
         if isinstance(value, int) and value > LARGEST:
             raise ConfigError(f"{name}={value}: must be at most {LARGEST}")
 
 
-def _iterate_bounds(config: Any, prefix: str) -> Iterator[tuple[str, Bound, float | None]]:
+def _iterate_bounds(config: Any, prefix: str = "") -> Iterator[tuple[str, Bound, float | None]]:
     """Yield the dotted key, bound and value of every field with a bound, nested ones included."""
     for each in fields(config):
         name, value = prefix + each.name, getattr(config, each.name)

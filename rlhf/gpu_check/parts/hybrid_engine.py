@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 
+from rlhf.base.errors import USER_ERROR
 from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
-from rlhf.gpu_check.runs import SIDE_BY_SIDE, USER_ERROR, EndedRun, run_to_end
+from rlhf.gpu_check.runs import SIDE_BY_SIDE, EndedRun, run_to_end
 
 EXPECTED = "yes with parity, or no with the reason"
 

@@ -14,6 +14,7 @@ from itertools import chain, cycle
 import torch
 from torch import Tensor
 
+from rlhf.gpu_check.parts.decoders import NAMES
 from rlhf.gpu_check.rows import (
     SHAPES,
     CheckSetting,
@@ -45,7 +46,7 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
     for tokens, vocabulary in sizes["logits"]:
         for dtype in (torch.bfloat16, torch.float32):
             yield Task(
-                f"log-probs, {tokens} x {vocabulary}, {_dtype_name(dtype)}",
+                f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}",
                 partial(_check_logprobs, tokens, vocabulary, dtype),
             )
     for cache in sizes["caches"]:
@@ -54,18 +55,14 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
             gib = 2 * rows * kv_heads * columns * size * dtype.itemsize / 2**30
             yield Task(
                 f"attention, {rows} rows, {heads}/{kv_heads} heads of {size}, KV cache "
-                f"{gib:.2g} GiB, {_dtype_name(dtype)}",
+                f"{gib:.2g} GiB, {NAMES[dtype]}",
                 partial(_check_attention, cache, dtype),
             )
     for moments in (torch.float32, torch.bfloat16):
         yield Task(
-            f"AdamW, moments in {_dtype_name(moments)}",
+            f"AdamW, moments in {NAMES[moments]}",
             partial(_check_adamw, sizes["weights"], moments),
         )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
 
 
 def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False) -> float:

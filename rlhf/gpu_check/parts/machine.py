@@ -20,11 +20,10 @@ from rlhf.gpu_check.rows import (
     checked_finding,
     measured_finding,
 )
-from rlhf.jobs.this_machine import find_hardware
+from rlhf.jobs.this_machine import CPU, find_hardware
 
 PACKAGES = ("rlhf", "torch", "deepspeed", "transformers", "datasets", "peft", "hydra-core")
 LEAST_FREE = 2  # GiB of free GPU memory that the other parts need
-CPU = "cpu"
 
 
 def tasks(_: CheckSetting) -> Iterator[Task]:

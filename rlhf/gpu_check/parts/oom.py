@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from rlhf.base.errors import USER_ERROR
 from rlhf.config.freeze import load_frozen_config
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import SIDE_BY_SIDE, USER_ERROR, EndedRun, planned_gib, run_to_end
+from rlhf.gpu_check.runs import SIDE_BY_SIDE, EndedRun, planned_gib, run_to_end
 from rlhf.run.tracker import Tracker
 
 SHARE = 0.6  # share of the memory planned for SFT that torch may use

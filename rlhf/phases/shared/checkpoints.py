@@ -19,7 +19,6 @@ from rlhf.options import CheckpointConfig, modules_of
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.run.jsonl import LOGS
-from rlhf.run.metric_table import better_direction
 from rlhf.run.phase_state import (
     BestStep,
     Checkpoint,
@@ -65,7 +64,7 @@ class Checkpoints:
         self._trainer = trainer
         self._seconds = 0.0  # seconds that earlier attempts at this phase took
         self._saved, self._saved_step, self._total = time.monotonic(), 0, 0
-        self._best = BestStep.from_config(self._config, phase, better_direction)
+        self._best = BestStep.from_config(self._config, phase)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
         self._alarm: StoppedByAlarmError | None = None  # an alarm of this step that ends the run
