@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +65,21 @@ def test_latest_comes_first(tmp_path: Path) -> None:
     ]
 
 
-FILES = ("model/model.safetensors", "state.json", "manifest.json")
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    **{f"flipped at {share}": partial(flip, share=share) for share in (0.0, 0.3, 0.6, 0.99)},
+    "torn": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "missing": Path.unlink,
+}
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
-def test_a_flipped_bit_is_found_and_the_earlier_checkpoint_used(
-    name: str, share: float, tmp_path: Path
+@pytest.mark.parametrize("name", ["model/model.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_found_and_the_earlier_checkpoint_used(
+    name: str, damage: str, tmp_path: Path
 ) -> None:
     write(tmp_path, 1)
     path = write(tmp_path, 2) / name
-    flip(path, share)
+    DAMAGES[damage](path)
     said: list[str] = []
     found = find_latest_intact_checkpoint(tmp_path, said.append)
     assert found is not None
@@ -83,16 +88,6 @@ def test_a_flipped_bit_is_found_and_the_earlier_checkpoint_used(
     assert line.startswith("warning: ")
     assert str(path.parent if name == "manifest.json" else path) in line
     assert line.endswith("It is not used")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_torn_file_is_found(name: str, tmp_path: Path) -> None:
-    path = write(tmp_path, 2) / name
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    assert find_latest_intact_checkpoint(tmp_path, lambda _: None) is None
-    path.unlink()
-    assert find_latest_intact_checkpoint(tmp_path, lambda _: None) is None
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path: Path) -> None:
@@ -168,33 +163,13 @@ def let_fail(
     return waits
 
 
-def flaky(monkeypatch: pytest.MonkeyPatch, errors: list[str]) -> list[float]:
-    """Let safetensors fail with each of ``errors``."""
-    return let_fail(monkeypatch, lambda _: errors.pop() if errors else None)
-
-
 def test_a_hiccup_of_the_drive_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = flaky(monkeypatch, ["Stale file handle (os error 116)"] * 3)
+    errors = ["Stale file handle (os error 116)"] * 3
+    waits = let_fail(monkeypatch, lambda _: errors.pop() if errors else None)
     assert load_checkpoint(write(tmp_path, 1)).step == 1
     assert waits == [0.5, 2.0, 8.0]
-
-
-def test_a_long_hiccup_skips_the_checkpoint_and_a_full_drive_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    earlier = write(tmp_path, 1)
-    flaky(monkeypatch, ["Input/output error (os error 5)"] * 4)
-    with pytest.raises(
-        SkippedError, match=r"step-00000002: the checkpoint is skipped, .*Input/output"
-    ):
-        write(tmp_path, 2)
-    assert list(earlier.parent.iterdir()) == [earlier]
-    waits = flaky(monkeypatch, ["No space left on device (os error 28)"])
-    with pytest.raises(CheckpointError, match="cannot be written") as ended:
-        write(tmp_path, 3)
-    assert (type(ended.value), waits) == (CheckpointError, [])
 
 
 @dataclass(frozen=True)
@@ -360,14 +335,24 @@ def test_a_rank_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(errno.ESTALE, SkippedError), (errno.ENOSPC, CheckpointError)]
+    ("number", "kind", "waited", "said"),
+    [
+        (errno.ESTALE, SkippedError, [0.5, 2.0, 8.0], "step-00000002: the checkpoint is skipped"),
+        (errno.ENOSPC, CheckpointError, [], "step-00000002: the checkpoint cannot be written"),
+    ],
 )
-def test_what_the_drive_refuses_one_rank_all_ranks_know(
-    number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_long_hiccup_skips_the_checkpoint_on_all_ranks_and_a_full_drive_does_not(
+    number: int,
+    kind: type[Exception],
+    waited: list[float],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     earlier, error = write(tmp_path, 1), f"{os.strerror(number)} (os error {number})"
-    let_fail(monkeypatch, lambda path: error if path.parent.name == "rank-00001" else None)
+    waits = let_fail(monkeypatch, lambda path: error if path.parent.name == "rank-00001" else None)
     errors = on_ranks(3, lambda ranks: write_by_all(tmp_path, ranks, TENSORS))
     assert [type(each) for each in errors] == [kind] * 3
-    assert all(os.strerror(number) in str(each) for each in errors)
+    assert all(said in str(each) and os.strerror(number) in str(each) for each in errors)
+    assert waits == waited
     assert list(earlier.parent.iterdir()) == [earlier], "nothing is left"

@@ -57,6 +57,8 @@ def test_healthy_run_raises_none() -> None:
     assert raised(HEALTHY) == []
     noisy = {"ppo/explained_variance": [0.05] * 20, "ppo/clipped_score_std": [0.4] * 20}
     assert raised(HEALTHY | noisy) == [], "a critic that explains little helps"
+    both = {"ppo/eval_score": [0.0, 0.9, 0.5], "ppo/eval_gold": [0.5, 0.7, 0.5]}
+    assert raised(HEALTHY | both) == [], "gold that falls with the score is another matter"
 
 
 @pytest.mark.parametrize(
@@ -106,11 +108,6 @@ def test_each_alarm_has_its_own_pattern(
     assert raised(HEALTHY | series, AlarmName(name)) == []
 
 
-def test_gold_that_falls_with_the_score_is_another_matter() -> None:
-    series = {"ppo/eval_score": [0.0, 0.9, 0.5], "ppo/eval_gold": [0.5, 0.7, 0.5]}
-    assert raised(HEALTHY | series) == []
-
-
 def test_every_name_has_a_rule() -> None:
     assert {*RULES, AlarmName.not_finite} == set(AlarmName)
     assert {name for name, rule in RULES.items() if rule.above is None} == {*CONDITIONS}
@@ -128,40 +125,23 @@ class Listener(Tracker):
         self.heard.append(alarm)
 
 
-def trackers(folder: Path, *stop: AlarmName) -> tuple[Trackers, list[Alarm]]:
-    listener = Listener()
-    config = AlarmsConfig(stop=list(stop), mute=[])
-    files = FileTracker(folder, [].append)
-    return Trackers([listener, files], config, [].append, {}), listener.heard
-
-
-def test_alarm_is_written_and_heard_once(tmp_path: Path) -> None:
-    made, heard = trackers(tmp_path)
-    for step in (1, 2):
-        made.log("ppo", step, {"ppo/actor_loss": math.nan})
-    made.finish()
-    (alarm,) = heard
-    (line,) = (tmp_path / "alarms.jsonl").read_text().splitlines()
-    assert json.loads(line)["value"] is None
-    (again,) = read_alarms(tmp_path)
-    assert again.line == alarm.line
-    assert read_alarms(tmp_path / "elsewhere") == []
-
-
-def test_alarm_is_printed() -> None:
-    said: list[str] = []
-    alarm = Alarm("ppo", 3, AlarmName.clipping, "ppo/clipfrac", 0.5, "Lower it.")
-    Trackers([], AlarmsConfig(stop=[], mute=[]), said.append, {}).alert(alarm)
-    assert said == ["alarm clipping: ppo/clipfrac=0.5 at ppo step 3. Lower it."]
-
-
-def test_alarm_can_end_the_run(tmp_path: Path) -> None:
-    made, heard = trackers(tmp_path, AlarmName.not_finite)
+def test_alarm_is_written_heard_and_printed_once_and_can_end_the_run(tmp_path: Path) -> None:
+    listener, said = Listener(), list[str]()
+    config = AlarmsConfig(stop=[AlarmName.not_finite], mute=[])
+    made = Trackers([listener, FileTracker(tmp_path, [].append)], config, said.append, {})
+    made.log("ppo", 0, {"ppo/kl_to_reference_k3": 0.02})
     with pytest.raises(StoppedByAlarmError, match=r"alarms\.stop has not_finite"):
-        made.log("ppo", 1, {"ppo/actor_loss": math.inf})
-    assert len(heard) == 1
-    made.log("ppo", 2, {"ppo/actor_loss": 0.0})
+        made.log("ppo", 1, {"ppo/actor_loss": math.nan})
+    made.log("ppo", 2, {"ppo/actor_loss": math.nan})
     made.finish()
+    mismatch, alarm = listener.heard
+    assert mismatch.name == AlarmName.reference_mismatch
+    last = (tmp_path / "alarms.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["value"] is None
+    again = [each.line for each in read_alarms(tmp_path)]
+    assert said == again == [mismatch.line, alarm.line]
+    assert alarm.line.startswith("alarm not_finite: ppo/actor_loss=nan at ppo step 1. ")
+    assert read_alarms(tmp_path / "elsewhere") == []
 
 
 def test_the_norm_of_a_skipped_update_is_a_fault_only_if_it_lasts() -> None:

@@ -35,12 +35,14 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_each_phase_has_its_own_tags_and_steps(tmp_path: Path) -> None:
-    tracker = TensorBoardTracker(tmp_path, {})
+    config = run_config(WandbMode.disabled, tensorboard=True)
+    tracker = build_tracker(config, tmp_path, is_main=True, say=[].append)
     tracker.log("sft", 1, {"sft/loss": 2.5})
     tracker.log("sft", 2, {"sft/loss": 2.25})
     tracker.log("ppo", 1, {"ppo/clipfrac": 0.5, "time/step_seconds": 3.0})
     tracker.finish()
-    assert scalars(tmp_path) == {
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
+    assert scalars(tmp_path / "tensorboard") == {
         "sft/loss": [(1, 2.5), (2, 2.25)],
         "ppo/clipfrac": [(1, 0.5)],
         "time/step_seconds": [(1, 3.0)],
@@ -91,15 +93,6 @@ def test_steps_that_are_repeated_after_resume_are_written_once(tmp_path: Path) -
     assert scalars(tmp_path) == {"sft/loss": [(9, 2.5)], "ppo/clipfrac": expected}
     texts = read(tmp_path).Tensors("ppo/samples/text_summary")
     assert [text.step for text in texts] == [3, 4]
-
-
-def test_the_main_rank_writes_into_the_run_directory(tmp_path: Path) -> None:
-    config = run_config(WandbMode.disabled, tensorboard=True)
-    tracker = build_tracker(config, tmp_path, is_main=True, say=[].append)
-    tracker.log("dpo", 4, {"dpo/loss": 0.75})
-    tracker.finish()
-    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "tensorboard"}
-    assert scalars(tmp_path / "tensorboard") == {"dpo/loss": [(4, 0.75)]}
 
 
 def test_without_the_package_the_way_out_is_told(

@@ -165,26 +165,28 @@ def test_online_without_a_key_says_the_ways_out_and_does_not_ask(machine: Machin
 
 
 @pytest.mark.soak
-def test_a_malformed_key_is_refused_in_wandbs_words(machine: Machine) -> None:
-    done = machine.track("online", WANDB_API_KEY="short")
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"WANDB_API_KEY": "short"}, "40+ characters"),
+        ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "tracking=wandb_offline"),
+    ],
+    ids=["malformed key", "server that does not answer"],
+)
+def test_what_wandb_refuses_ends_the_run_with_the_reason(
+    given: dict[str, str], reason: str, machine: Machine
+) -> None:
+    done = machine.track("online", **given)
     assert done.returncode == 1
     assert "CapabilityError: tracking.wandb=online: Weights & Biases refused" in done.stderr
-    assert "40+ characters" in done.stderr
-
-
-@pytest.mark.soak
-def test_a_server_that_does_not_answer_is_an_error_within_seconds(machine: Machine) -> None:
-    done = machine.track("online", WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
-    assert done.returncode == 1
-    assert "CapabilityError: tracking.wandb=online: Weights & Biases refused" in done.stderr
-    assert "tracking=wandb_offline" in done.stderr
+    assert reason in done.stderr
     assert KEY not in done.stderr
 
 
 @pytest.mark.soak
 def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    words = [*TINY_RUN, "tracking=wandb_offline", "tracking.tags=[tiny]", f"ppo.steps={STEPS}"]
+    words = [*TINY_RUN, "tracking=wandb_offline", f"ppo.steps={STEPS}"]
     words += ["phase.order=[sft,ppo]", "model@reward_model=gold"]
     words += ["ppo.sample_every=2", "ppo.eval_prompts=8", f"run_dir={run_dir}"]
     process = start(ROOT / "launch.py", *words, cwd=tmp_path)
@@ -200,10 +202,6 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
 
     files = sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
     assert [path.name for path in files] == [f"run-{run_id}.wandb"] * 2
-    for path in files:
-        (run,) = [each.run for each in read_wandb_records(path) if each.HasField("run")]
-        assert (run.run_group, run.job_type) == ("smoke", "sft+ppo")
-        assert list(run.tags) == ["tiny"]
     logged = read_wandb_history(run_dir)
     for name in WATCHED:
         steps = [line["ppo/step"] for line in logged if name in line]
@@ -212,9 +210,6 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     assert evaluated == [0, STEPS]
     tables = [line for line in logged if "ppo/samples/nrows" in line]
     assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
-    summaries = [each.summary for each in read_wandb_records(files[-1]) if each.HasField("summary")]
-    written = {"/".join(item.nested_key) or item.key for each in summaries for item in each.update}
-    assert {"objective", "result/ppo/gold_after", "ppo/clipfrac"} <= written
 
 
 class FakeRun:
@@ -249,10 +244,17 @@ def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     return run
 
 
-def fake_tracker(run_dir: Path, mode: WandbMode = WandbMode.offline) -> WandbTracker:
+def fake_tracker(
+    run_dir: Path,
+    mode: WandbMode = WandbMode.offline,
+    *,
+    path: object = ("pets.jsonl",),
+    upload: bool = False,
+) -> WandbTracker:
     config = run_config(mode).tracking
+    config.upload = upload
     sets = {"more": {"path": "cats.jsonl"}, "hub": {"path": "owner/name"}}
-    data = {"source": Source.local, "path": ["pets.jsonl"], "sets": sets}
+    data = {"source": Source.local, "path": path and [*path], "sets": sets}
     return WandbTracker(config, run_dir, {"data": data}, name="n", group="g", job_type="ppo")
 
 
@@ -276,29 +278,25 @@ def test_names_are_those_of_the_config_and_the_sweep(
     assert {key: given[key] for key in expected} == expected
 
 
-def test_samples_come_beside_the_response_before_training(run: FakeRun, tmp_path: Path) -> None:
-    tracker = fake_tracker(tmp_path)
-    parts = {"gold": 0.5, "exact": 1.0}
-    for step, response in ((0, "old"), (10, "new")):
-        sample = Sample("p", response, True, 1.5, 0.25, [Token("t", 0.1, 0.2, 0.3, 0.4)] * 3, parts)
-        tracker.samples("ppo", step, [sample], steps=10)
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_samples_come_beside_the_response_before_training(
+    is_resumed: bool, run: FakeRun, tmp_path: Path
+) -> None:
+    tracker, files = fake_tracker(tmp_path), FileTracker(tmp_path, [].append)
+    tokens = [Token("t", 0.1, 0.2, 0.3, 0.4)] * 3
+    for step, response in ((0, "old"), (5, "later"), (10, "new")):
+        if is_resumed and step == 10:
+            tracker = fake_tracker(tmp_path)
+        parts = {"gold": 0.5, "exact": 1.0}
+        for each in (tracker, files):
+            sample = Sample("p", response, True, 1.5, 0.25, tokens, parts)
+            each.samples("ppo", step, [sample], steps=10)
+    files.finish()
     table = run.logged[-1]["ppo/samples"]
     assert isinstance(table, wandb.Table)
     names = "step,model,prompt,response,response before,score,gold,exact,KL,tokens,ended"
     assert table.columns == names.split(",")
     assert table.data[-1] == [10, "actor", "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
-
-
-def test_a_resumed_run_knows_the_response_before_training(run: FakeRun, tmp_path: Path) -> None:
-    files = FileTracker(tmp_path, [].append)
-    for step, response in ((0, "old"), (5, "later")):
-        files.samples("ppo", step, [Sample("p", response, True, 1.5, 0.25, [])], steps=10)
-    files.finish()
-    tracker = fake_tracker(tmp_path)
-    tracker.samples("ppo", 10, [Sample("p", "new", True, 1.5, 0.25, [])], steps=10)
-    table = run.logged[-1]["ppo/samples"]
-    assert isinstance(table, wandb.Table)
-    assert table.data[-1][3:5] == ["new", "old"]
 
 
 def test_the_id_of_a_sweep_agent_goes_first(
@@ -376,17 +374,10 @@ def test_an_online_run_uses_its_data(
     fake_tracker(tmp_path, WandbMode.online)
     assert (run.used.name, run.used.type) == ("data-local", "dataset")
     found = {entry.path: entry.ref for entry in run.used.manifest.entries.values()}
-    assert found == {
-        "0-pets.jsonl": (tmp_path / "pets.jsonl").as_uri(),
-        "1-cats.jsonl": (tmp_path / "cats.jsonl").as_uri(),
-    }
-
-
-def test_an_online_run_of_blended_data_alone_begins(run: FakeRun, tmp_path: Path) -> None:
-    data = {"source": Source.local, "path": None, "sets": {"one": {"path": "nowhere.jsonl"}}}
-    config = run_config(WandbMode.online).tracking
-    WandbTracker(config, tmp_path, {"data": data}, name="n", group="g", job_type="ppo")
-    assert not run.used.manifest.entries
+    names = ("pets.jsonl", "cats.jsonl")
+    assert found == {f"{n}-{name}": (tmp_path / name).as_uri() for n, name in enumerate(names)}
+    fake_tracker(tmp_path, WandbMode.online, path=None)  # blended data alone
+    assert list(run.used.manifest.entries) == ["0-cats.jsonl"]
 
 
 @pytest.mark.parametrize("upload", [False, True])
@@ -394,9 +385,7 @@ def test_models_are_referred_to_or_uploaded(upload: bool, run: FakeRun, tmp_path
     weights = tmp_path / "sft" / "model" / "model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
-    config = run_config(WandbMode.offline).tracking
-    config.upload = upload
-    tracker = WandbTracker(config, tmp_path, {}, name="n", group="g", job_type="sft")
+    tracker = fake_tracker(tmp_path, upload=upload)
     tracker.conclude({"objective": 0.5, "phases": {"sft": {}}})
     assert (run.model.name, run.aliases) == ("a1-sft-model", [tmp_path.name])
     (entry,) = run.model.manifest.entries.values()
