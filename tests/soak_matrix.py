@@ -25,6 +25,7 @@ PLACES = [
     *([f"zero=stage{stage}", "zero.engine=torch"] for stage in range(4)),
     *([f"zero=stage{stage}", "zero.engine=deepspeed"] for stage in range(4)),
     *([f"zero=stage{stage}", "hardware.ranks_per_node=2"] for stage in range(4)),
+    *([f"zero=stage{stage}_offload", "hardware.ranks_per_node=2"] for stage in (2, 3)),
 ]
 # Two steps are an epoch of SFT, so the checkpoint before its kill is at the boundary.
 TRAINING = [*TINY_RUN, "data.size=400", "sft.batch_size=40", "reward.batch_size=64"]

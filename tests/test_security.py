@@ -1,6 +1,5 @@
 """What SECURITY.md promises and no other test checks, and that every test which it names exists."""
 
-import ast
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ from rlhf.run.finished_phase import copy_phase_lines
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.runtime.worker import refuse_output_links
 from tests.conftest import Compose
+from tests.test_parity import functions_of
 
 ROOT = Path(__file__).parents[1]
 NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())))
@@ -31,9 +31,7 @@ NAMED = sorted(set(re.findall(r"`tests/(\S+?)::(test_\w+)`", (ROOT / "SECURITY.m
 
 def test_every_named_test_exists() -> None:
     for path, name in NAMED:
-        tree = ast.parse((ROOT / "tests" / path).read_text())
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert name in functions, f"{path}::{name}"
+        assert name in functions_of(ROOT / "tests" / path), f"{path}::{name}"
 
 
 def test_every_promise_names_a_test() -> None:

@@ -97,7 +97,9 @@ def model_cases(draw: Random, folder: Path) -> Iterator[Case]:
     while True:
         kind, family = draw.choice(["policy", "scorer", "adapter", "shards"]), draw.choice(FAMILIES)
         place = folder / "model"
-        shutil.copytree(_good(kind, family), place, dirs_exist_ok=True)
+        make = {"adapter": good_adapter, "shards": good_shards}.get(kind)
+        good = make(family) if make else good_folder(family, is_scorer=kind == "scorer")
+        shutil.copytree(good, place, dirs_exist_ok=True)
         certain = False
         if kind in ("policy", "scorer") and draw.random() < 0.6:
             text, certain = mutate_tensors(draw, place / WEIGHTS)
@@ -107,17 +109,6 @@ def model_cases(draw: Random, folder: Path) -> Iterator[Case]:
             text = mutate(draw, place / draw.choice(names.get(kind, ["config.json", WEIGHTS])))
         act = _loader(draw, place, is_scorer=kind == "scorer")
         yield Case(f"{family}, {kind}: {text}", act, certain)
-
-
-def _good(kind: str, family: str) -> Path:
-    """Return an intact folder of a kind."""
-    match kind:
-        case "adapter":
-            return good_adapter(family)
-        case "shards":
-            return good_shards(family)
-        case _:
-            return good_folder(family, is_scorer=kind == "scorer")
 
 
 def _loader(draw: Random, place: Path, *, is_scorer: bool) -> Callable[[], object]:

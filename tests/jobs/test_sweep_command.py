@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
@@ -13,8 +12,6 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import WandbMode
-from rlhf.config.freeze import to_run_config
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
     expand_sweep,
@@ -23,9 +20,6 @@ from rlhf.jobs.sweep_command import (
     sweep_folder_of,
     use_temporary_plan_folder,
 )
-from rlhf.run.metric_table import METRICS
-from rlhf.run.wandb_run import SUMMARIES
-from tests.conftest import Compose
 
 ROOT = Path(__file__).parents[2]
 
@@ -276,24 +270,6 @@ def test_flags_stand_beside_the_overrides_not_among_them(tmp_path: Path) -> None
         assert all("=" in word for word in found[start : start + 4]), found
         with use_temporary_plan_folder(["seed=1,2", "plan=only", "-m"]) as kept:
             assert kept[-2].startswith("hydra.sweep.dir=")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=str)
-def test_sweep_of_weights_and_biases_starts_runs_that_compose(path: Path, compose: Compose) -> None:
-    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
-
-    sweep = yaml.safe_load(path.read_text())
-    chosen = {key: {"value": space["min"]} for key, space in sweep["parameters"].items()}
-    arguments = create_sweep_command_args({"args": chosen})["args_no_hyphens"]
-    macros = {"${program}": [sweep["program"]], "${args_no_hyphens}": arguments}
-    words = [part for word in sweep["command"] for part in macros.get(word, [word])]
-    assert words[:2] == ["python", "launch.py"]
-    assert create_sweep_command(sweep["command"])[0] == "python"
-    config = to_run_config(compose(words[2:]))
-    assert config.tracking.wandb is WandbMode.online
-    metric = sweep["metric"]["name"].removesuffix(".max")
-    assert metric in METRICS
-    assert "max" in SUMMARIES[metric]
 
 
 def test_jobs_stay_in_the_folder_of_their_sweep() -> None:

@@ -1,7 +1,6 @@
 """``plan=only`` and ``plan=check`` as users type them."""
 
 import json
-import socket
 from datetime import datetime
 from pathlib import Path
 
@@ -89,17 +88,6 @@ def test_a_folder_with_a_plan_and_no_run_cannot_go_on(compose: Compose, tmp_path
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith(f"error: resume={tmp_path}: plan=only made this folder")
     assert "add plan=check" in run.stderr
-
-
-def test_started_ranks_are_not_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
-    for name, value in (rank | {"MASTER_PORT": str(port)}).items():
-        monkeypatch.setenv(name, value)
-    run = launch("plan=only", cwd=tmp_path)
-    assert (run.returncode, run.stdout) == (2, "")
-    assert run.stderr.startswith("error: plan=only: the ranks have been started; ")
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path: Path) -> None:

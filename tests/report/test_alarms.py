@@ -74,11 +74,8 @@ def test_a_fall_of_gold_is_claimed_only_if_the_intervals_tell_it(
     score: list[float] | None, gold: list[float] | None
 ) -> None:
     ppo = HEALTHY["ppo"] | {"gold_after": HEALTHY["ppo"]["gold_before"]}
-    intervals = {"score_gain_ci": score, "gold_gain_ci": gold}
-    ppo |= {name: found for name, found in intervals.items() if found is not None}
-    for name, found in intervals.items():
-        if found is None:
-            del ppo[name]
+    ppo |= {"score_gain_ci": score, "gold_gain_ci": gold}
+    ppo = {name: value for name, value in ppo.items() if value is not None}
     assert find_doubts({"ppo": ppo}, {}) == []
 
 
@@ -116,10 +113,13 @@ def test_equal_scores_are_doubted_unless_the_score_has_risen(
     assert find_doubts({"ppo": HEALTHY["ppo"]}, solved) == []
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.3, 1), (0.01, 0)])
-def test_a_reward_that_fails_is_doubted_even_if_the_score_rose(share: float, count: int) -> None:
-    found = find_doubts({"ppo": HEALTHY["ppo"]}, {"ppo/fallback_share": [(1, share)]})
-    assert [f"{share:.0%} of the responses in training" in line for line in found] == [True] * count
+def test_a_reward_that_fails_is_doubted_even_if_the_score_rose() -> None:
+    def doubts(share: float) -> list[str]:
+        return find_doubts({"ppo": HEALTHY["ppo"]}, {"ppo/fallback_share": [(1, share)]})
+
+    (line,) = doubts(0.3)
+    assert "30% of the responses in training" in line
+    assert doubts(0.01) == []
 
 
 def test_dpo_is_doubted_as_reward_model_and_policy() -> None:

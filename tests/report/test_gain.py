@@ -69,11 +69,8 @@ def test_a_score_that_rises_alone_is_told_first(judges: dict[str, Any], text: st
     assert gain.text.startswith(text)
 
 
-def test_phases_without_a_policy_have_no_judge() -> None:
-    assert read_gain({"sft": {"perplexity_before": 9.0}, "reward": {"accuracy": 0.9}}) is None
-
-
-def test_the_values_of_an_own_judge_are_those_of_its_part() -> None:
+def test_ends_are_those_of_the_judge_and_phases_without_a_policy_have_none() -> None:
     gain = read_gain({"ppo": SCORE | OWN})
     assert gain is not None
-    assert gain.ends == ("0.400", "0.400")
+    assert gain.ends == ("0.400", "0.400"), "of its own part"
+    assert read_gain({"sft": {"perplexity_before": 9.0}, "reward": {"accuracy": 0.9}}) is None

@@ -151,8 +151,12 @@ def test_text_of_a_model_stays_text(made: Made) -> None:
     assert "Lower &lt;it&gt;." in text
 
 
-def test_verdict_and_alarms_come_first(made: Made) -> None:
-    text = write_report(made()).read_text()
+def test_verdict_alarms_command_and_settings_are_shown(made: Made) -> None:
+    run_dir = made()
+    write_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
+    text = write_report(run_dir).read_text()
+    assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in unescape(text)
+    assert '<th scope="row">name</th><td>"pets"</td>' in unescape(text)
     assert 'doubtful">no interval: exactly right 50.0% → 50.0%; 3 reasons to doubt it</p>' in text
     assert '<li id="alarm-clipping">alarm clipping: ppo/clipfrac=0.5 at ppo step 3.' in text
     assert 'href="#alarm-clipping"' in text
@@ -178,13 +182,7 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     assert -1 not in places
     assert places == sorted(places)
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
-    assert tiles == [
-        ("exactly right", "50.0%", "50.0%"),
-        ("score", "0.500", "0.500"),
-        ("KL, nats", "", "1"),
-        ("tokens of an answer", "0.5", "0.5"),
-        ("time", "", "0:06:00"),
-    ]
+    assert tiles[1:3] == [("score", "0.500", "0.500"), ("KL, nats", "", "1")]
     assert ">share of the answers without a mistake; 700 held-out prompts</dd>" in text
     changed = text.partition("Answers before and after")[2].partition("<h2>PPO</h2>")[0]
     told = "3 of the 700 held-out prompts are sampled: by gold, 1 higher, 1 lower, 1 the same;"
@@ -210,6 +208,15 @@ def test_verdict_of_a_good_run_has_no_doubt(made: Made) -> None:
     assert '<p class="verdict">better: exactly right 50.0% → 50.0% (95 % interval of' in text
 
 
+def lines_drawn(run_dir: Path, metrics: list[dict[str, Any]], title: str) -> list[dict[str, Any]]:
+    """Write the metrics of a run and its page; return the lines of the chart below ``title``."""
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
+    figure = write_report(run_dir).read_text().partition(title)[2].partition("</figure>")[0]
+    drawn = re.search("data-chart='(.*?)'", figure)
+    assert drawn
+    return list(json.loads(unescape(drawn[1]))["lines"])
+
+
 def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:
     run_dir = made()
     lines = [
@@ -217,12 +224,8 @@ def test_a_line_that_is_switched_off_is_not_drawn(made: Made) -> None:
         | {"ppo/dual_clipfrac": 0.1}
         for n in range(1, 5)
     ]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = write_report(run_dir).read_text()
-    figure = text.partition("Clip fraction")[2].partition("</figure>")[0]
-    drawn = re.search("data-chart='(.*?)'", figure)
-    assert drawn
-    assert [e["label"] for e in json.loads(unescape(drawn[1]))["lines"]] == ["policy", "dual"]
+    drawn = lines_drawn(run_dir, lines, "Clip fraction")
+    assert [each["label"] for each in drawn] == ["policy", "dual"]
 
 
 def test_run_that_has_not_finished_has_a_report(made: Made) -> None:
@@ -336,14 +339,6 @@ def test_rollouts_of_a_step_stand_side_by_side(made: Made, tmp_path: Path) -> No
         assert "ok 0" in page.run(cards)[0], "an alarm's link shows the held-out prompts"
 
 
-def test_command_of_the_run_is_shown(made: Made) -> None:
-    run_dir = made()
-    write_command(["ppo.kl_ctl=0.1", "name=a b"], run_dir)
-    text = unescape(write_report(run_dir).read_text())
-    assert "<pre>python launch.py ppo.kl_ctl=0.1 'name=a b'</pre>" in text
-    assert '<th scope="row">name</th><td>"pets"</td>' in text
-
-
 @pytest.mark.parametrize("has_gold", [True, False])
 def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
     made: Made, *, has_gold: bool
@@ -371,11 +366,7 @@ def test_points_over_kl_keep_their_step_and_interval(made: Made) -> None:
         | {"ppo/kl_to_reference": kl}
         for step, (kl, std) in values.items()
     ]
-    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = write_report(run_dir).read_text().partition("Score that PPO maximises")[2]
-    drawn = re.search("data-chart='(.*?)'", figure)
-    assert drawn
-    (rollouts,) = json.loads(unescape(drawn[1]))["lines"]
+    (rollouts,) = lines_drawn(run_dir, lines, "Score that PPO maximises")
     assert rollouts["y"] == [2, 1, 3], "sorted by KL"
     assert [name[:6] for name in rollouts["names"]] == ["step 2", "step 1", "step 3"]
     assert rollouts["half"] == pytest.approx([1.96 * std / 128**0.5 for std in (2, 1, 4)], rel=1e-4)

@@ -134,20 +134,18 @@ def test_all_measures_of_a_whole_run(run_dir: Path) -> None:
             {"gold_before": None, "gold_after": None},
             "held-out score after PPO, by the reward",
         ),
+        (None, {}, "of no phase"),
     ],
 )
 def test_the_objective_is_named(
-    last: str, measures: dict[str, Any], name: str, run_dir: Path
+    last: str | None, measures: dict[str, Any], name: str, run_dir: Path
 ) -> None:
-    phases = {key: RESULT["phases"][key] for key in ("sft", "reward", "ppo")}
-    phases = dict(list(phases.items())[: list(phases).index(last) + 1])
-    kept = {key: value for key, value in phases[last].items() if key not in measures}
-    lines = printed(RESULT | {"phases": phases | {last: kept}}, run_dir)
+    names = [None, "sft", "reward", "ppo"]
+    phases = {key: RESULT["phases"][key] for key in names[1 : names.index(last) + 1]}
+    if last is not None:
+        phases[last] = {k: value for k, value in phases[last].items() if k not in measures}
+    lines = printed(RESULT | {"phases": phases}, run_dir)
     assert " ".join(lines[1:3]).startswith(f"objective 0.871: {name}")
-
-
-def test_a_result_without_phases_is_described(run_dir: Path) -> None:
-    assert printed(RESULT | {"phases": {}}, run_dir)[1].endswith("of no phase")
 
 
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
@@ -242,15 +240,13 @@ def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
 
 
-QUOTED = "'data.split=[4,4,2]' data.template=chat"
-
-
 def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
     (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
     typed = "data=local data.path=my.jsonl data.split=[4,4,2] data.template=chat"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
     lines = [line.strip() for line in suggest_commands(run_dir)]
-    assert f"python launch.py data=local data.path=my.jsonl {QUOTED} ppo.kl_ctl=0.6" in lines
+    typed = typed.replace("data.split=[4,4,2]", "'data.split=[4,4,2]'")
+    assert f"python launch.py {typed} ppo.kl_ctl=0.6" in lines
     assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
 
 
@@ -265,16 +261,14 @@ def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
     assert call in suggest_commands(run_dir)
 
 
-def test_what_dpo_made_is_listed_and_offered(run_dir: Path) -> None:
+def test_what_dpo_and_wandb_made_is_listed_and_offered(run_dir: Path) -> None:
     (run_dir / "ppo/actor").rmdir()
-    (run_dir / "dpo/actor").mkdir(parents=True)
+    for folder in ("dpo/actor", "wandb/offline-run-1-abc"):
+        (run_dir / folder).mkdir(parents=True)
     assert "  policy of DPO    runs/mine/dpo/actor" in list_files_of_run(run_dir)
-    assert any("runs/mine/dpo/actor" in line for line in suggest_commands(run_dir))
-
-
-def test_an_offline_run_of_wandb_can_be_uploaded(run_dir: Path) -> None:
-    (run_dir / "wandb" / "offline-run-1-abc").mkdir(parents=True)
-    assert "  wandb sync runs/mine/wandb/offline-run-*" in suggest_commands(run_dir)
+    lines = suggest_commands(run_dir)
+    assert any("runs/mine/dpo/actor" in line for line in lines)
+    assert "  wandb sync runs/mine/wandb/offline-run-*" in lines
 
 
 def test_phase_that_another_run_trained_is_called_reused() -> None:

@@ -112,18 +112,11 @@ def test_one_rank_of_a_cpu_is_told_no_second_node(compose: Compose, tmp_path: Pa
     assert "model.gradient_checkpointing=true" in told
 
 
-def test_a_retry_keeps_no_graphs(compose: Compose) -> None:
-    words = ["hardware=a100_40g", "rollout.keep_graphs=always"]
-    config = to_run_config(compose([*words, "hardware.on_oom=reduce_micro_batch"]))
-    smaller = with_less_memory(config)
-    assert smaller is not None
-    assert smaller.rollout.keep_graphs is When.never
-
-
-def test_with_all_sizes_at_one_nothing_is_left_to_reduce(compose: Compose) -> None:
-    sizes = ["sft.micro_batch_size=1", "reward.micro_batch_size=1", "ppo.micro_batch_size=1"]
-    words = ["hardware.on_oom=reduce_micro_batch", *sizes]
-    fewer_rows = with_less_memory(to_run_config(compose([*words, "rollout.max_rows=2"])))
+def test_a_retry_keeps_no_graphs_and_with_all_sizes_at_one_there_is_none(compose: Compose) -> None:
+    words = ["hardware.on_oom=reduce_micro_batch", "hardware=a100_40g"]
+    words += ["rollout.keep_graphs=always", "rollout.max_rows=2"]
+    words += [f"{phase}.micro_batch_size=1" for phase in ("sft", "reward", "ppo")]
+    fewer_rows = with_less_memory(to_run_config(compose(words)))
     assert fewer_rows is not None
-    assert fewer_rows.rollout.max_rows == 1
+    assert (fewer_rows.rollout.keep_graphs, fewer_rows.rollout.max_rows) == (When.never, 1)
     assert with_less_memory(fewer_rows) is None

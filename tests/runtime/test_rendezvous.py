@@ -34,6 +34,7 @@ def test_started_ranks_replace_those_of_the_config(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_rank(monkeypatch, rank=5, world=8, per_node=4)
+    assert drop_pod_variables() is None, "they keep their variables"
     hardware = replace_rank_counts(to_run_config(compose([]))).hardware
     assert rank_from_environment() == 5
     assert (hardware.nodes, hardware.ranks_per_node) == (2, 4)
@@ -94,12 +95,6 @@ def test_the_number_of_a_pod_is_no_rank(
         "--node-rank=$RANK, or unset both variables (docs/operations.md)"
     )
     assert advice == (None if world == "1" else line)
-
-
-def test_started_ranks_keep_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_rank(monkeypatch, rank=1, world=2, per_node=2)
-    assert drop_pod_variables() is None
-    assert rank_from_environment() == 1
 
 
 LAUNCHERS = {

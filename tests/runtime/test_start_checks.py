@@ -111,14 +111,3 @@ def test_a_study_may_be_pruned_by_a_part_of_the_score(compose: Compose) -> None:
     found = logged_metric_names(to_run_config(compose(parts)))
     assert {"ppo/parts/model", "ppo/parts/ends", "ppo/eval_parts/ends"} <= {*found}
     assert not [name for name in found if "NAME" in name]
-
-
-@pytest.mark.parametrize(
-    ("key", "size"),
-    [("sft.batch_size", 10**9 + 7), ("ppo.rollout_batch_size", 2**62), ("ppo.mini_batch_size", 0)],
-)
-def test_absurd_batch_sizes_are_refused_by_their_bound(
-    key: str, size: int, compose: Compose
-) -> None:
-    with pytest.raises(RlhfError, match=f"{key}={size}: must be from 1 to 1000000"):
-        to_run_config(compose([f"{key}={size}"]))
