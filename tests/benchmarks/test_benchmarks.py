@@ -1,6 +1,5 @@
 """The benchmarks run, at the smallest shape, and what they compute from their measurements."""
 
-import importlib
 import json
 import re
 from pathlib import Path
@@ -14,13 +13,6 @@ from tests.runs import TINY_RUN, python
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MACHINE = {"processor", "cores", "threads", "memory_gb", "gpu", "versions", "date", "commit"}
 PARTS = {"generate", "score", "train", "iteration", "peak_gb"}
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module of the benchmarks, which import one another as scripts do."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 def run(script: str, *arguments: str, figures: Path, **how: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """benchmarks/papers/loss_parity.py: what needs no wheel, and its page."""
 
-import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -8,19 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+from tests.runs import ROOT
+
 FIGURES = {0: {"TRL: DPO": [1e-9], "TRL: IPO": [0.9, 1e-12]}}
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of ``benchmarks/papers`` as ``python -m papers`` does."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return lambda name: importlib.import_module(f"papers.{name}")
-
-
 def test_judge(load: Any) -> None:
-    judge = load("loss_parity").judge
+    judge = load("papers.loss_parity").judge
     assert judge(FIGURES).outcome == "passed"
     for gaps, word in (
         ({"TRL: DPO": [1e-5]}, "unexplained: TRL: DPO"),
@@ -35,7 +28,7 @@ def test_judge(load: Any) -> None:
 
 
 def test_a_gap_is_a_share_of_the_largest_element(load: Any) -> None:
-    sides = load("parity_sides").Sides
+    sides = load("papers.parity_sides").Sides
     ours = {"value": torch.tensor(2.0), "gradient": torch.tensor([0.0, 1e-3])}
     theirs = {"value": torch.tensor(2.0), "gradient": torch.tensor([1e-4, 1e-3])}
     assert sides(theirs, ours).gap == pytest.approx(0.1)
@@ -45,17 +38,18 @@ def test_a_gap_is_a_share_of_the_largest_element(load: Any) -> None:
 
 
 def test_the_page_is_made_from_the_figures(load: Any) -> None:
-    page = load("loss_parity_page")
+    page = load("papers.loss_parity_page")
     assert page.PAGE.read_text() == page.parity_page(page.FIGURES)
-    gaps = load("loss_parity").largest_gaps(page.measured(page.FIGURES))
-    assert gaps.keys() == load("loss_parity").all_pairs(load("peer_wheels").Wheels()).keys()
+    parity, wheels = load("papers.loss_parity"), load("papers.peer_wheels").Wheels()
+    gaps = parity.largest_gaps(page.measured(page.FIGURES))
+    assert gaps.keys() == parity.all_pairs(wheels).keys()
 
 
 def test_the_losses_of_the_wheels_agree(load: Any, tmp_path: Path) -> None:
     """Only where the wheels have been downloaded."""
     folder = ROOT / "runs" / "papers" / "shared" / "wheels"
-    peer_wheels, loss_parity = load("peer_wheels"), load("loss_parity")
+    peer_wheels, loss_parity = load("papers.peer_wheels"), load("papers.loss_parity")
     if not all(peer_wheels.Wheels(folder).file(peer) for peer in peer_wheels.VERSIONS):
         pytest.skip("no wheels: make papers ONLY=loss_parity downloads them")
-    place = load("claims").Place(tmp_path, folder.parent, is_quick=True)
+    place = load("papers.claims").Place(tmp_path, folder.parent, is_quick=True)
     assert loss_parity.judge({0: loss_parity.measure(0, place)}).outcome == "passed"

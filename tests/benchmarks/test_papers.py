@@ -1,10 +1,7 @@
 """What the results of papers compute from their measurements."""
 
-import importlib
-import itertools
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,19 +10,6 @@ import torch
 
 from rlhf.data.synthetic import rate_response
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module of benchmarks/papers, which import one another from that folder's parent."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-
-    def module(name: str) -> ModuleType:
-        return importlib.import_module(f"papers.{name}")
-
-    return module
-
 
 def outcomes(module: ModuleType, *seeds: dict[str, Any]) -> str:
     """The outcome of these figures, one dictionary for each seed."""
@@ -33,7 +17,7 @@ def outcomes(module: ModuleType, *seeds: dict[str, Any]) -> str:
 
 
 def test_every_result_states_what_could_fail(load: Any) -> None:
-    results = load("__main__").all_results()
+    results = load("papers.__main__").all_results()
     assert len(results) >= 6
     for name, result in results.items():
         assert "passed:" in result.criterion.lower(), name
@@ -41,22 +25,15 @@ def test_every_result_states_what_could_fail(load: Any) -> None:
         assert "https://" in result.source or "benchmarks/losses.md" in result.source, name
 
 
-def test_best_of_n_is_the_mean_over_all_choices(load: Any) -> None:
-    score_PN = torch.tensor([[0.3, 2.0, -1.0, 0.5], [4.0, 1.0, 2.0, 3.0]], dtype=torch.float64)
-    gold_PN = torch.tensor([[1.0, 0.2, 0.4, 0.9], [0.1, 0.7, 0.6, 0.3]], dtype=torch.float64)
-    for n in (1, 2, 3, 4):
-        best = [
-            gold[max(chosen, key=lambda i, row=score: row[i])]
-            for score, gold in zip(score_PN.tolist(), gold_PN.tolist(), strict=True)
-            for chosen in itertools.combinations(range(4), n)
-        ]
-        found = load("best_of_many").gold_of_best(score_PN, gold_PN, n)
-        assert found == pytest.approx(sum(best) / len(best), abs=1e-12)
+def test_the_best_of_n_is_ranked_by_score(load: Any) -> None:
+    score_PN, gold_PN = torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.tensor([[0.2, 1], [0.4, 0.8]])
+    found = [load("papers.best_of_many").gold_of_best(score_PN, gold_PN, n) for n in (1, 2)]
+    assert found == pytest.approx([0.6, 0.5])
 
 
 @pytest.mark.parametrize(("own", "other"), [("RL", "best-of-n"), ("best-of-n", "RL")])
 def test_a_law_is_told_from_the_other(load: Any, own: str, other: str) -> None:
-    laws = load("overoptimisation_laws")
+    laws = load("papers.overoptimisation_laws")
     distances = [0.4, 0.9, 1.5, 2.5, 4.0]
     gains = [d * (0.5 - 0.2 * laws.FORMS[own](d)) for d in distances]
     right, wrong = (laws.fitted(distances, gains, form) for form in (own, other))
@@ -66,7 +43,7 @@ def test_a_law_is_told_from_the_other(load: Any, own: str, other: str) -> None:
 
 
 def test_gold_is_read_between_evaluations(load: Any) -> None:
-    frontier = load("penalty_frontier")
+    frontier = load("papers.penalty_frontier")
     points = ((0.0, 0.5), (1.0, 0.7), (3.0, 0.3))
     curve = [frontier.Evaluated(kl, score=0.0, gold=gold) for kl, gold in points]
     assert frontier.gold_at(curve, 0.5) == pytest.approx(0.6)
@@ -75,7 +52,7 @@ def test_gold_is_read_between_evaluations(load: Any) -> None:
 
 
 def test_hacking_is_told_by_hits_and_false_alarms(load: Any) -> None:
-    hacking = load("hacking")
+    hacking = load("papers.hacking")
     alarm, healthy, low = hacking.FROM_LOGS, [0.6] * 15, [0.6] * 6 + [0.5] * 9
     figures = {
         "gold: healthy": healthy,
@@ -100,7 +77,7 @@ def test_hacking_is_told_by_hits_and_false_alarms(load: Any) -> None:
 
 
 def test_verdicts_follow_the_criteria(load: Any) -> None:
-    staleness = load("staleness_limit")
+    staleness = load("papers.staleness_limit")
 
     def lags(one: float, eight: float, noise: float) -> dict[str, float]:
         return {"gold, lag 0": 0.9, "gold, lag 1": 0.9 + one + noise, "gold, lag 8": 0.9 + eight}
@@ -111,7 +88,7 @@ def test_verdicts_follow_the_criteria(load: Any) -> None:
     assert outcomes(staleness, *(lags(0.0, 0.0, n) for n in few)) == "failed", "lag 8 costs nothing"
     assert outcomes(staleness, *(lags(0.0, -0.2, 20 * n) for n in few)) == "cannot be told"
 
-    ensembles = load("pessimistic_ensembles")
+    ensembles = load("papers.pessimistic_ensembles")
     golds = {"single": 0.3, "worst": 0.5, "uncertainty": 0.5, "mean": 0.4}
     seed = {f"gold after, {arm}": gold for arm, gold in golds.items()}
     assert outcomes(ensembles, seed, seed) == "passed"
@@ -132,7 +109,7 @@ def test_agreement_falls_where_a_bias_takes_over(load: Any) -> None:
                 score = gold + (rng.gauss(0, bias) if step >= 12 else 0)
                 yield {"step": step, "score": score, "part second": gold + rng.gauss(0, 0.3)}
 
-    hacking = load("hacking")
+    hacking = load("papers.hacking")
     assert hacking.falling_agreement(rollouts(1.0)) == 14, "the second step in a row"
     assert hacking.falling_agreement(rollouts(0.0)) is None
     alike = ({**line, "score": 1.0} for line in rollouts(0.0))
@@ -145,7 +122,7 @@ def test_few_samples_are_told_by_their_weights(load: Any) -> None:
             for place in range(100):
                 yield {"step": step, "kl": 1000 + kl * (step in {8, 12, 14} and place >= heavy)}
 
-    hacking = load("hacking")
+    hacking = load("papers.hacking")
     assert hacking.few_samples(rollouts(35)) is None, "35 of 100 weights count"
     assert hacking.few_samples(rollouts(25)) == 14, "the second step in a row"
     assert hacking.few_samples(rollouts(1, 2.0)) is None, "99 of 100 are alike"
@@ -154,13 +131,13 @@ def test_few_samples_are_told_by_their_weights(load: Any) -> None:
 def test_the_worst_of_three_judges_needs_all_three_biases(load: Any) -> None:
     prompt = "\n\nHuman: Sort these numbers: 2 1.\n\nAssistant:"
     biases = {" Whatever.": 1 / 17, " 1 2" + "!" * 99: 0, " Whatever" + " !" * 10: 11 / 27}
-    scores = load("constructed_rewards").worst_of_three([prompt] * 3, [*biases])
+    scores = load("papers.constructed_rewards").worst_of_three([prompt] * 3, [*biases])
     for (response, bias), score in zip(biases.items(), scores, strict=True):
         assert score == pytest.approx(rate_response(prompt, response).gold + 4 * bias)
 
 
 def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
-    chains = load("chains")
+    chains = load("papers.chains")
     prompts = [f"\n\nHuman: {tag} count 8 from G\n\nAssistant:" for tag in range(400)]
     assert chains.right_answer(prompts[0]) == "HABCDEFG"
     for response, share, prefix, whole in (
@@ -187,7 +164,7 @@ def test_letters_are_counted_on_and_errors_have_no_mean(load: Any) -> None:
     ("others", "outcome"), [(0.5, "passed"), (0.7, "failed"), (0.6, "cannot be told")]
 )
 def test_a_critic_must_beat_every_arm_without_one(load: Any, others: float, outcome: str) -> None:
-    crossover = load("crossover")
+    crossover = load("papers.crossover")
     seeds = []
     for shift in (-0.01, 0.0, 0.01):
         figures = {}
@@ -201,7 +178,7 @@ def test_a_critic_must_beat_every_arm_without_one(load: Any, others: float, outc
 
 @pytest.mark.parametrize(("wrong", "outcome"), [(4, "passed"), (5, "failed")])
 def test_advice_is_wrong_where_it_loses_much(load: Any, wrong: int, outcome: str) -> None:
-    advice = load("advice")
+    advice = load("papers.advice")
     prompts = [f"\n\nHuman: {tag} count 2 from A\n\nAssistant:" for tag in (3, 3, 4)]
     plain, tag = (
         getattr(advice, f"no_{offset}_share")(prompts, [" BC", " BB", " BC"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,9 @@ import torch
 
 from rlhf.gradients.enumerated import answer_logprobs, draw_logits, enumerate_answers
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a module of ``benchmarks/papers`` as ``python -m papers`` does."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return lambda name: importlib.import_module(f"papers.{name}")
-
 
 def quick_figures(load: Any, module: Any, tmp_path: Path) -> Any:
-    place = load("claims").Place(tmp_path, tmp_path, is_quick=True)
+    place = load("papers.claims").Place(tmp_path, tmp_path, is_quick=True)
     return {0: module.RESULT.measure(0, place)}
 
 
@@ -34,13 +24,13 @@ def test_every_answer_is_listed_once_and_sampled_as_often_as_it_should(load: Any
     logits_PV = draw_logits(generator, answers)
     probabilities_A = answer_logprobs(logits_PV, answers).sum(dim=1).exp()
     assert float(probabilities_A.sum()) == pytest.approx(1, abs=1e-12)
-    rows_N = load("best_of_n").sample_answers(logits_PV, answers, 40_000, generator)
+    rows_N = load("papers.best_of_n").sample_answers(logits_PV, answers, 40_000, generator)
     shares_A = torch.bincount(rows_N, minlength=85) / 40_000
     assert float((shares_A - probabilities_A).abs().max()) < 0.01
 
 
 def test_kl_gradients_pass_and_each_broken_identity_fails(load: Any, tmp_path: Path) -> None:
-    module = load("kl_gradients")
+    module = load("papers.kl_gradients")
     figures = quick_figures(load, module, tmp_path)
     assert module.judge(figures).outcome == "passed"
     for name in module.IDENTITIES:
@@ -57,7 +47,7 @@ def test_kl_gradients_pass_and_each_broken_identity_fails(load: Any, tmp_path: P
 def test_a_wrong_estimator_breaks_the_identities(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = load("kl_gradients")
+    module = load("papers.kl_gradients")
     right = module.estimate_kl
     monkeypatch.setattr(
         module, "estimate_kl", lambda a, b, estimator: right(b, a, estimator=estimator)
@@ -68,7 +58,7 @@ def test_a_wrong_estimator_breaks_the_identities(
 
 
 def test_best_of_n_passes_and_each_broken_rule_fails(load: Any, tmp_path: Path) -> None:
-    module = load("best_of_n")
+    module = load("papers.best_of_n")
     figures = quick_figures(load, module, tmp_path)
     assert module.judge(figures).outcome == "passed"
     for name, value in {
@@ -88,7 +78,7 @@ def test_best_of_n_passes_and_each_broken_rule_fails(load: Any, tmp_path: Path) 
 
 def test_the_best_of_two_coins(load: Any) -> None:
     """Two equally likely answers: the better one is chosen in 3 of 4 cases."""
-    module = load("best_of_n")
+    module = load("papers.best_of_n")
     coin_A = torch.tensor([0.5, 0.5], dtype=torch.float64)
     best = module.BestOf.of(coin_A, torch.tensor([1.0, 0.0]), 2)
     assert best.best_A.tolist() == [0.75, 0.25]
@@ -100,7 +90,7 @@ def test_the_best_of_two_coins(load: Any) -> None:
 
 def test_the_estimator_of_a_best_answer_above_many_unlikely_ones(load: Any) -> None:
     """The case in which it is exact, and both ends of its range."""
-    module = load("best_of_n")
+    module = load("papers.best_of_n")
     policy_A = torch.cat([torch.tensor([0.3]), torch.full((100_000,), 0.7e-5)]).double()
     policy_A = policy_A / policy_A.sum()
     best = module.BestOf.of(policy_A, -torch.arange(len(policy_A)), 4)
@@ -113,14 +103,15 @@ def test_the_estimator_of_a_best_answer_above_many_unlikely_ones(load: Any) -> N
 
 
 def test_the_first_of_equal_scores_is_chosen_among_the_first_n(load: Any) -> None:
-    choose_best = load("best_of_n").choose_best
+    choose_best = load("papers.best_of_n").choose_best
     scores = [1.0, 3.0, 3.0, 9.0]
     assert [choose_best(scores, n) for n in (1, 2, 3, 4)] == [0, 1, 1, 3]
 
 
 def test_each_broken_part_of_which_gradient_is_right_fails(load: Any) -> None:
     """From the figures that are published."""
-    first, module, page = load("gradients"), load("gradients_of_kl"), load("gradients_page")
+    names = ("gradients", "gradients_of_kl", "gradients_page")
+    first, module, page = (load(f"papers.{name}") for name in names)
     figures = page.read_figures(page.FIGURES)
     assert page.gradients_page(figures) == page.PAGE.read_text()
     verdict = first.judge(figures)

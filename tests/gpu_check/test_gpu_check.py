@@ -12,14 +12,7 @@ import pytest
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check import runs
 from rlhf.gpu_check.processes import PARTS, run_part
-from rlhf.gpu_check.rows import (
-    CheckResults,
-    CheckRow,
-    PartResult,
-    RowVerdict,
-    Size,
-    write_results,
-)
+from rlhf.gpu_check.rows import CheckResults, CheckRow, PartResult, RowVerdict, Size, write_results
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.documents import read_document

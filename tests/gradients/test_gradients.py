@@ -22,12 +22,7 @@ from rlhf.gradients.causes import (
     examine,
     policies_of_updates,
 )
-from rlhf.gradients.enumerated import (
-    draw_groups,
-    draw_logits,
-    enumerate_answers,
-    enumerate_groups,
-)
+from rlhf.gradients.enumerated import draw_groups, draw_logits, enumerate_answers, enumerate_groups
 from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps

@@ -15,15 +15,7 @@ from rlhf.watch import __main__ as command
 from rlhf.watch import __main__ as terminal
 from rlhf.watch.__main__ import build_draw_function, draw_trend
 from tests.documents import read_document
-from tests.watch.watched import (
-    alarm,
-    append,
-    finish,
-    ppo_lines,
-    sample,
-    sft_lines,
-    started_run,
-)
+from tests.watch.watched import alarm, append, finish, ppo_lines, sample, sft_lines, started_run
 
 
 def screen(folder: Path) -> list[str]:
