@@ -56,4 +56,4 @@ def test_unsharded_ranks_load_one_copy_in_their_precision(
 ) -> None:
     for rank in ranks(source=source, dtype=dtype, zero="stage1"):
         assert rank["whole"] == rank["shard"]
-        assert rank["whole"] < rank["loading"]["peak"] < 1.35 * rank["whole"]
+        assert 0.85 < rank["loading"]["peak"] / rank["whole"] < 1.35
