@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.algorithms.masking import masked_sum
-from rlhf.base.metrics import Metric
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
@@ -20,11 +17,11 @@ from rlhf.options.corrections.hooks import effective_sample_share
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import SURROGATES, SurrogateInputs
-from tests.phases.ppo.ppo_pieces import LENGTHS, maker_of, some_rollout
+from tests.conftest import Compose
+from tests.phases.ppo.ppo_pieces import LENGTHS, OneOfTwo, maker_of, some_rollout
 from tests.phases.ppo.test_logprob_reuse import trainer_of
 from tests.phases.ppo.test_targets import BARE, rollout_of
 
-Compose = Callable[[list[str]], DictConfig]
 ERROR = 0.3  # nats by which the sampler is above and below the policy, in turn
 
 
@@ -107,13 +104,6 @@ def test_the_mask_compares_with_the_policy_that_sampled(compose: Compose) -> Non
         keys = ["ppo.ppo_epochs=1", f"ppo.off_policy_mask_kl={limit}"]
         found = metrics_of(trainer_of(compose, "always", *keys, error=ERROR))
         assert (found["ppo/off_policy_masked_share"] > 0) == is_reached
-
-
-class OneOfTwo(Ranks):
-    """A rank beside another rank with the same weights, so that all sums are doubled."""
-
-    def reduce_metrics(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-        return {name: each + each for name, each in metrics.items()}
 
 
 def slow_share(rollout: Rollout, level: str) -> float:

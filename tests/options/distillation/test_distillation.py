@@ -7,14 +7,13 @@ benchmarks/papers/self_distillation.py is a run that learns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.errors import DataError
 from rlhf.base.ranks import Ranks
@@ -32,10 +31,10 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.runtime.run_data import read_datasets
 from tests.algorithms.padded_batches import normal, with_garbage
+from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import LENGTHS, ROWS, TEMPERATURE, separate_engine, some_rollout
 from tests.runs import launch
 
-Compose = Callable[[list[str]], DictConfig]
 ON = "ppo.teacher_prompt_column=answer"
 BY_ACTOR = ["model@reward_model=gold", "ppo.advantage_estimator=reinforce_pp", "lora=default"]
 TEACHER_PROMPTS = ["a hint", "?", "a longer hint than all others", "hints"]

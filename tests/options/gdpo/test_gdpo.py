@@ -1,24 +1,24 @@
-"""GDPO: each reward is normalised in its group, then their sum over the rollout."""
+"""GDPO: each reward is normalised in its group, then their sum over the rollout.
+
+bad_commands.txt has what is refused.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
-from rlhf.base.errors import ConfigError
-from rlhf.base.metrics import Metric
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout, TermScores
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.targets import TargetMaker, Targets
+from tests.conftest import Compose
+from tests.phases.ppo.ppo_pieces import OneOfTwo
 from tests.phases.ppo.test_targets import BARE, rollout_of
 
-Compose = Callable[[list[str]], DictConfig]
 GROUP, GROUPS, TOKENS = 4, 3, 5
 WEIGHTS = (1.0, 0.3, 0.0)
 KEYS = ["ppo.gdpo=true", "ppo.advantage_estimator=dr_grpo", f"ppo.responses_per_prompt={GROUP}"]
@@ -60,13 +60,6 @@ def slow_advantages(scores: list[list[float]]) -> list[float]:
     return [(each - mean) / deviation for each in sums]
 
 
-class OneOfTwo(Ranks):
-    """A rank beside another rank with the same rollout, so that all sums are doubled."""
-
-    def reduce_metrics(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
-        return {name: each + each for name, each in metrics.items()}
-
-
 def made(compose: Compose, rollout: Rollout, ranks: Ranks) -> Targets:
     config = to_run_config(compose([*BARE, *KEYS, REWARDS]))
     maker = TargetMaker(config.ppo, ranks, config.rewards, build_hooks(config))
@@ -91,26 +84,3 @@ def test_equal_rewards_give_no_advantage(compose: Compose) -> None:
     scores_BK = torch.full_like(rollout.parts.scores_BK, 0.1)
     rollout = rollout._replace(parts=rollout.parts._replace(scores_BK=scores_BK))
     assert not made(compose, rollout, Ranks()).advantages.advantages_BT.any()
-
-
-BOTH = "+rewards={letter: {kind: pattern, pattern: '[a-z]'}, "
-BOTH += "digit: {kind: pattern, pattern: '[0-9]', normalise: %s}}"
-EPISODES = "+rewards={ends: {kind: stop}, environment: {kind: environment}}"
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        ([*KEYS[::2], BOTH % "false"], r"ppo\.advantage_estimator=gae scales or weighs"),
-        ([*KEYS, "+rewards={a: {kind: stop}}"], "1 rewards with a weight: there is no sum"),
-        ([*KEYS, BOTH % "true"], r"rewards\.digit\.normalise=true: .*; remove normalise"),
-        ([*KEYS, BOTH % "false", "ppo.scale_reward=running"], r"ppo\.scale_reward=running: GDPO"),
-        (
-            [*KEYS, EPISODES, "data=environment", "environment=number_guessing"],
-            r"environment\.kind=number_guessing: the environment's rewards",
-        ),
-    ],
-)
-def test_what_gdpo_cannot_use_is_refused(compose: Compose, words: list[str], refusal: str) -> None:
-    with pytest.raises(ConfigError, match=f"ppo.gdpo=true with {refusal}"):
-        to_run_config(compose([*words, "phase=pipeline_rule", "model@reward_model=gold"]))

@@ -112,14 +112,6 @@ def test_repeated_texts_are_not_held_out_and_trained_on(config: DataConfig, tmp_
     assert len(list(chain(*load_ptx_texts(config, seed=1)))) == 60
 
 
-def test_files_named_for_evaluation_are_held_out(config: DataConfig, tmp_path: Path) -> None:
-    for name, text in (("train", "one\n\ntwo"), ("my-val", "three")):
-        (tmp_path / f"{name}.txt").write_text(text)
-    config.ptx_path = str(tmp_path)
-    texts, held_out = load_ptx_texts(config, seed=0)
-    assert (sorted(texts), held_out) == (["one", "two"], ["three"])
-
-
 def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer) -> None:
     part = PhaseData(
         [Record(prompt="p:", chosen=" c", rejected=" r"), Record(text="t"), Record(prompt="q")],
@@ -131,23 +123,6 @@ def test_without_a_path_the_sft_examples_are_taken(config: DataConfig, tokenizer
     ids += [*tokenizer("t").input_ids, end]
     assert blocks.train == [ids[i : i + 4] for i in range(0, len(ids) - 3, 4)]
     assert blocks.eval == []
-
-
-@pytest.mark.parametrize("is_from_sft", [True, False])
-def test_nothing_is_cut_that_nobody_learns_from(
-    config: DataConfig, tokenizer, tmp_path: Path, *, is_from_sft: bool
-) -> None:
-    if not is_from_sft:
-        (tmp_path / "c.txt").write_text("one text\n\nanother text\n\na third one")
-        config.ptx_path = str(tmp_path / "c.txt")
-    part = PhaseData([Record(text="to learn from")], [Record(text="held out")])
-    made = [
-        build_ptx_blocks(config, part, tokenizer, block_tokens=4, seed=1, learns=learns)
-        for learns in (True, False)
-    ]
-    assert made[0].train
-    assert bool(made[0].eval) is not is_from_sft
-    assert made[1] == ([], made[0].eval)
 
 
 def test_sft_examples_keep_their_template(config: DataConfig) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
@@ -18,6 +16,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.options.rollout_log import report
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.report.charts import RunFiles
+from tests.conftest import Compose
 
 Logged = list[tuple[str, str, int, list[dict[str, Any]]]]
 KEEP_BT = torch.tensor([[True, True, True], [True, True, False]])
@@ -43,7 +42,7 @@ def rollout() -> Rollout:
     )._replace(parts=parts)
 
 
-def log(compose: Callable[[list[str]], DictConfig], every: int, steps: int) -> Logged:
+def log(compose: Compose, every: int, steps: int) -> Logged:
     """What a run of two ranks logs in its first steps."""
     logged: Logged = []
     words = [f"ppo.log_rollouts_every={every}", "phase=pipeline_rule", "model@reward_model=gold"]
@@ -61,9 +60,7 @@ def log(compose: Callable[[list[str]], DictConfig], every: int, steps: int) -> L
     return logged
 
 
-def test_responses_of_all_ranks_are_logged_when_due(
-    compose: Callable[[list[str]], DictConfig],
-) -> None:
+def test_responses_of_all_ranks_are_logged_when_due(compose: Compose) -> None:
     assert log(compose, 0, 4) == []
     logged = log(compose, 2, 5)
     assert [each[:3] for each in logged] == [("rollouts.jsonl", "ppo", step) for step in (2, 4)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlhf.base.metrics import Metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
@@ -41,6 +42,13 @@ ARCHITECTURE = {
     "num_attention_heads": 1,
     "initializer_range": 0.5,  # far from uniform, so that a wrong token shows
 }
+
+
+class OneOfTwo(Ranks):
+    """A rank beside another rank with the same rollout, so that all sums are doubled."""
+
+    def reduce_metrics(self, metrics: Metrics) -> Metrics:
+        return {name: each + each for name, each in metrics.items()}
 
 
 def source(**options: Any) -> ModelSource:
