@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlhf.config.choices import Kernels
 from rlhf.engine.split_adamw import SplitAdamW, TorchAdamw
@@ -23,7 +22,7 @@ from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders.layers import LayerBuilder
 from tests.pretend_cuda import torch_cuda
 from tests.pretend_cuda.gpu import Event, Gpu
-from tests.rollout.decoder_checks import tiny_model
+from tests.rollout.decoder_checks import AttentionByTorch, tiny_model
 from tests.rollout.test_rollout_on_gpu import engine_of, generated, graphed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -147,31 +146,6 @@ def test_each_width_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows, width in ((3, 50), (9, 50), (100, 64), (3, 64)):
         assert kernels_for("cpu").logprobs_kernel(torch.empty(rows, width)) is not None
     assert compared == [(3, 50), (32, 64)]
-
-
-class AttentionByTorch:
-    """What the Triton kernel computes, with a fault."""
-
-    def __init__(self, fault: str | None) -> None:
-        self._fault = fault
-
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, memory: Tensor, at: Tensor
-    ) -> Tensor:
-        if self._fault == "launch":
-            raise RuntimeError("out of resource: shared memory, Required: 300000")
-        rows = torch.arange(len(at), device=at.device)
-        for kept, newest in zip(memory, (key, value), strict=True):
-            kept[rows, :, at - int(self._fault == "place")] = newest
-        columns = torch.arange(memory.shape[3], device=at.device)
-        is_seen = columns <= at[:, None] if self._fault != "mask" else columns <= at.max()
-        if self._fault == "last row":
-            memory = torch.cat([memory[:, :-1], memory[:, :1]], dim=1)
-        keys, values = memory[:, : len(at)]
-        shown = is_seen[:, None, None] if is_seen.ndim > 1 else is_seen
-        return functional.scaled_dot_product_attention(
-            query[:, :, None], keys, values, shown, enable_gqa=True
-        )[:, :, 0]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder, Texts
 from tests.rounding import terms_of, tolerance
@@ -78,6 +79,31 @@ def padded(prompts: list[list[int]]) -> Texts:
     lengths = [len(prompt) for prompt in prompts]
     width = max(lengths) + 1
     return Texts(torch.tensor([p + [0] * (width - len(p)) for p in prompts]), lengths)
+
+
+class AttentionByTorch:
+    """What the Triton kernel computes, which the emulated GPU does not run; with a fault or not."""
+
+    def __init__(self, fault: str | None) -> None:
+        self._fault = fault
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, memory: Tensor, at: Tensor
+    ) -> Tensor:
+        if self._fault == "launch":
+            raise RuntimeError("out of resource: shared memory, Required: 300000")
+        rows = torch.arange(len(at), device=at.device)
+        for kept, newest in zip(memory, (key, value), strict=True):
+            kept[rows, :, at - int(self._fault == "place")] = newest
+        columns = torch.arange(memory.shape[3], device=at.device)
+        is_seen = columns <= at[:, None] if self._fault != "mask" else columns <= at.max()
+        if self._fault == "last row":
+            memory = torch.cat([memory[:, :-1], memory[:, :1]], dim=1)
+        keys, values = memory[:, : len(at)]
+        shown = is_seen[:, None, None] if is_seen.ndim > 1 else is_seen
+        return functional.scaled_dot_product_attention(
+            query[:, :, None], keys, values, shown, enable_gqa=True
+        )[:, :, 0]
 
 
 class Rows:

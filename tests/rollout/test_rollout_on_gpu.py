@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.ranks import Ranks
@@ -36,7 +35,7 @@ from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
-from tests.rollout.decoder_checks import FAMILIES, some_prompts, tiny_model
+from tests.rollout.decoder_checks import FAMILIES, AttentionByTorch, some_prompts, tiny_model
 from tests.rollout.test_fused_decoder import FAST
 from tests.runs import soaked
 from tests.zero_settings import zero_config
@@ -256,23 +255,6 @@ def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     assert 0 < events[Event.to_host] - events[Event.replay] <= len(LENGTHS)
 
 
-class AttentionByTorch:
-    """What the Triton kernel computes, which the emulated GPU does not run."""
-
-    def __call__(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, memory: Any, at: Any
-    ) -> torch.Tensor:
-        rows = torch.arange(len(at), device=at.device)
-        for kept, newest in zip(memory, (key, value), strict=True):
-            kept[rows, :, at] = newest
-        is_seen = torch.arange(memory.shape[3], device=at.device) <= at[:, None]
-        keys, values = memory[:, : len(at)]
-        mask = is_seen[:, None, None]
-        return functional.scaled_dot_product_attention(
-            query[:, :, None], keys, values, mask, enable_gqa=True
-        )[:, :, 0]
-
-
 @pytest.mark.parametrize("by_lengths", [False, True])
 @pytest.mark.parametrize("name", ["opt", "llama"])
 def test_with_attention_by_lengths_one_graph_serves_all(
@@ -282,7 +264,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     expected = generated(fused(model), CPU)
     if by_lengths:
         monkeypatch.setattr(
-            kernels_for("cuda"), "attention_kernel", lambda *_, **__: AttentionByTorch()
+            kernels_for("cuda"), "attention_kernel", lambda *_, **__: AttentionByTorch(None)
         )
     model.to(GPU)
     assert generated(fused(model), GPU) == expected

@@ -7,19 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.cpu import MAX_ISA, Isa, read_cpu, usable_isa
+from rlhf.base.cpu import Isa
 from rlhf.config.choices import Dtype
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.options.cpu_kernels.compiling import KERNELS, load_kernel
 from rlhf.rollout.sampling import SamplingSettings, draw_tokens
-
-
-@pytest.fixture(params=[level for level in Isa if level <= read_cpu().isa], ids=lambda x: x.name)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
-    """One level after another, up to this CPU's own."""
-    monkeypatch.setenv(MAX_ISA, request.param.name)
-    assert usable_isa() is request.param
-    return request.param
 
 
 def numbers(*shape: int, seed: int) -> Tensor:

@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.options.cpu_kernels.logprobs import softmax_, softmax_gradient_
-
-
-@pytest.fixture(params=[level for level in Isa if level <= read_cpu().isa], ids=lambda x: x.name)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
-    """One level after another, and torch."""
-    monkeypatch.setenv(MAX_ISA, request.param.name)
-    return request.param
 
 
 @pytest.mark.usefixtures("isa")

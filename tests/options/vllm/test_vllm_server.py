@@ -10,7 +10,6 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,13 +34,6 @@ PAD = 0
 ROUTES_OF_A_ROLLOUT = ("/pause", "/collective_rpc", "/reset_prefix_cache", "/resume")
 ROUTES_OF_A_ROLLOUT += ("/v1/completions",)
 VLLM_PYTHON = os.environ.get("VLLM_PYTHON")
-
-
-@pytest.fixture
-def server() -> Iterator[StandIn]:
-    stand_in = StandIn()
-    yield stand_in
-    stand_in.close()
 
 
 def rollout(server: StandIn, folder: Path, **changes: Any) -> VllmServerRollout:

@@ -1,6 +1,5 @@
 """Weights for a vLLM server: by NCCL, which gloo replaces here, or through a folder."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -23,13 +22,6 @@ from tests.options.vllm.stand_in import Gloo, StandIn
 from tests.pretend_cuda.gpu import Gpu
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def server() -> Iterator[StandIn]:
-    stand_in = StandIn()
-    yield stand_in
-    stand_in.close()
 
 
 @pytest.fixture
