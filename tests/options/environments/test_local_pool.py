@@ -36,29 +36,40 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("answer", "failure", "problem"),
-    [
-        (lambda: 1 / 0, FailureName.exception, "ZeroDivisionError: division by zero"),
-        (lambda: Step("a", reward=10**400), FailureName.invalid, "the reward is inf"),
-        (lambda: Step("a", reward=-(10**400)), FailureName.invalid, "the reward is -inf"),
-        (lambda: "a", FailureName.invalid, "step returned a str"),
-        (lambda: Observation("a"), FailureName.invalid, "step returned a Observation"),
-        (lambda: Step("a", info={"success": 1}), FailureName.invalid, r"info['success'] is 1"),
-        (lambda: Step("a", info={"x": "y" * 2**20}), FailureName.invalid, "info has 10485"),
-    ],
-)
-def test_what_misbehaves_is_a_failure_of_its_episode(
-    answer: Callable[[], Any], failure: FailureName, problem: str
-) -> None:
-    pool = LocalPool(lambda: Does(answer))
+INVALID = [  # answers, and why they are invalid
+    (Step("a", reward=10**400), "the reward is inf"),
+    (Step("a", reward=-(10**400)), "the reward is -inf"),
+    (("a", "1"), "the reward is a str: must be a number"),
+    (("a", True), "the reward is a bool: must be a number"),
+    ("a", "step returned a str"),
+    (None, "step returned a NoneType: must be a Step"),
+    (Observation("a"), "step returned a Observation"),
+    (("a", 0.0, False, False, {}, 1), "step returned 6 values: must be a Step"),
+    ((5, 0.0), "the observation is a int: must be a str or an Observation"),
+    (("a", 0.0, 1), "terminated is a int: must be True or False"),
+    ((Observation("a", "system"), 0.0), "the role of the observation is 'system': must be in ('"),
+    (("a", 0.0, False, False, 3), "info is a int: must be a dict"),
+    (Step("a", info={"success": 1}), r"info['success'] is 1"),
+    (Step("a", info={"x": "y" * 2**20}), "info has 10485"),
+]
+
+
+@pytest.mark.parametrize(("answer", "problem"), INVALID, ids=[problem for _, problem in INVALID])
+def test_an_answer_that_is_no_step_is_invalid(answer: Any, problem: str) -> None:
+    with pytest.raises(InvalidAnswerError) as caught:
+        parse_step(answer)
+    assert str(caught.value).startswith(problem)
+
+
+def test_what_misbehaves_is_a_failure_of_its_episode() -> None:
+    pool = LocalPool(lambda: Does(lambda: 1 / 0))
     pool.reset(1, seed=1, row={})
     pool.reset(2, seed=2, row={})
     pool.step(1, "a")
     *begun, failed = pool.replies(wait=True)
     assert begun == [Reply(seed, Step(Observation(f"begin {seed}"))) for seed in (1, 2)]
-    assert (failed.episode, failed.failure) == (1, failure)
-    assert failed.problem.startswith(problem)
+    assert (failed.episode, failed.failure) == (1, FailureName.exception)
+    assert failed.problem == "ZeroDivisionError: division by zero"
     with pytest.raises(KeyError):
         pool.step(1, "a")
 
