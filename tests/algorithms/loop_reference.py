@@ -208,19 +208,6 @@ def policy_loss(
     )
 
 
-def gspo_loss(
-    logprobs: Rows, old: Rows, advantages: Row, *, cliprange: float, cliprange_high: float
-) -> float:
-    """https://arxiv.org/abs/2507.18071 eq. 5 and 7 as a loss, a sum over responses."""
-    total = 0.0
-    for new_row, old_row, advantage in zip(logprobs, old, advantages, strict=True):
-        likelihood = math.prod(math.exp(n - o) for n, o in zip(new_row, old_row, strict=True))
-        ratio = likelihood ** (1 / len(new_row))
-        held = clip(ratio, 1 - cliprange, 1 + cliprange_high)
-        total -= min(ratio * advantage, held * advantage)
-    return total
-
-
 def gspo_token_loss(
     logprobs: Rows,
     weighing: Rows,

@@ -22,8 +22,8 @@ from rlhf.algorithms.advantages import (
     token_rewards,
 )
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
-from rlhf.algorithms.masking import sum_of_row_means, whiten
-from rlhf.algorithms.ppo import gspo_loss, policy_loss, value_loss
+from rlhf.algorithms.masking import whiten
+from rlhf.algorithms.ppo import policy_loss, value_loss
 from rlhf.base.metrics import Moments
 from rlhf.options.corrections.off_policy import (
     CorrectionLevel,
@@ -206,26 +206,6 @@ def test_the_whole_chain(
     assert_close(critic.value_clipfrac.value(), expected.clipfrac, atol=TOLERANCE)
     slopes = reference.gradient(lambda x: critic_reference(x).total, rows.values_BT)
     assert_rows(values_BT.grad, keep, slopes)
-
-
-@quick
-@given(batch=batches)
-def test_a_ratio_of_each_response_is_gspo(batch: Batch) -> None:
-    keep, old_BT = batch.keep_BT, batch.old_logprobs_BT
-    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
-    advantages_BT = batch.scores_B[:, None].expand_as(keep)
-    clips = {"cliprange": 0.05, "cliprange_high": 0.1}
-    result = gspo_loss(logprobs_BT, old_BT, advantages_BT, keep, total=sum_of_row_means, **clips)
-    result.loss.backward()
-    rows, old, advantages = rows_of(batch.logprobs_BT, keep), rows_of(old_BT, keep), batch.scores_B
-
-    def expected(logprobs: Rows) -> float:
-        return reference.gspo_loss(logprobs, old, advantages.tolist(), **clips)
-
-    assert_close(result.loss.detach(), expected(rows), atol=TOLERANCE)
-    assert_rows(logprobs_BT.grad, keep, reference.gradient(expected, rows))
-    tokens = reference.policy_loss(rows, old, rows, cliprange=0.2)
-    assert_close(result.approx_kl.value(), tokens.approx_kl, atol=TOLERANCE)
 
 
 levels = st.sampled_from(["token", "sequence", "geometric"])

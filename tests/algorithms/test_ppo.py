@@ -261,6 +261,15 @@ def test_batch_order_and_micro_batches_change_nothing(
     assert_close(torch.cat(gradients), whole_gradient[order])
 
 
+@quick
+@given(keep=keeps(), seed=seeds)
+def test_every_policy_loss_measures_the_kl_of_its_tokens(keep: Tensor, seed: int) -> None:
+    inputs = random_inputs(actor, keep, seed)
+    expected = actor(*inputs, keep).approx_kl.value()
+    for loss in ACTORS.values():
+        assert_close(loss(*inputs, keep).approx_kl.value(), expected)
+
+
 def test_metrics_carry_no_gradient() -> None:
     keep = keep_of([2], 2)
     for loss in (*ACTORS.values(), critic):

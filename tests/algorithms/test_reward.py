@@ -122,26 +122,6 @@ def test_end_loss_by_hand(margin: float, loss: float) -> None:
     assert_close(end_loss(f64(margin + 2), f64(2)), [loss], atol=1e-7)
 
 
-def test_divergence_loss_by_hand() -> None:
-    # log 3 = a: margins of the tokens from the first differing one to the end of the longer
-    # row 0: ids 7 8 against 7 9 4: from token 1; the chosen holds its end score a
-    #   a - 0, a - 2a: -log(3/4) and -log(1/4): (0.2876821 + 1.3862944) / 2 = 0.8369882
-    # row 1: ids 7 8 9 against 7: from token 1, where the rejected has ended with 0
-    #   0 - 0, a - 0: (0.6931472 + 0.2876821) / 2 = 0.4904147
-    # row 2: ids 7 8 9 against 7 5 9: from token 1 on, though token 2 is the same again
-    #   0 - 0, 0 - a: (0.6931472 + 1.3862944) / 2 = 1.0397208
-    # row 3: equal: nothing to learn
-    a = math.log(3)
-    chosen = side_of([[7, 8, 0], [7, 8, 9], [7, 8, 9], [7, 0, 0]], keep_of([2, 3, 3, 1], 3))
-    rejected = side_of([[7, 9, 4], [7, 0, 0], [7, 5, 9], [7, 0, 0]], keep_of([3, 1, 3, 1], 3))
-    chosen_values_BS = f64([5, a, NAN], [5, 0, a], [5, 0, 0], [1, NAN, NAN])
-    rejected_values_BS = f64([5, 0, 2 * a], [0, NAN, NAN], [5, 0, a], [2, NAN, NAN])
-    result = divergence_loss(
-        chosen_values_BS, rejected_values_BS, PreferenceBatch(chosen, rejected)
-    )
-    assert_close(result, [0.8369882, 0.4904147, 1.0397208, 0.0], atol=1e-7)
-
-
 def test_a_real_token_with_the_padding_id_still_differs() -> None:
     # ids 7 0 against 7: token 1 is an end token that is also the padding: margin log 3
     chosen = side_of([[7, 0]], keep_of([2], 2))

@@ -385,6 +385,15 @@ def test_a_critic_at_stage_0_has_no_half_moments() -> None:
         engine_of(build_engine, role=Role.critic, **options)
 
 
+@pytest.mark.parametrize(("stage", "critic_stage"), [(0, None), (0, 2), (3, 0)])
+def test_fp16_without_masters_is_refused(stage: int, critic_stage: int | None) -> None:
+    own = "null" if critic_stage is None else critic_stage
+    message = rf"fp16 with zero\.stage={stage} and zero\.critic_stage={own}: .* use zero=stage1"
+    with pytest.raises(CapabilityError, match=message):
+        EngineSettings(zero=zero(stage=stage, critic_stage=critic_stage), dtype=Dtype.fp16)
+    EngineSettings(zero=zero(stage=1, critic_stage=2), dtype=Dtype.fp16)
+
+
 def test_digests_of_slices_add_up_and_notice_every_change() -> None:
     whole_N = torch.randn(1000)
     parts = digest_of_slice(whole_N[:300], 0) + digest_of_slice(whole_N[300:], 300)
