@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rlhf.export
-import rlhf.report.__main__
 from rlhf.base.cpu import usable_isa
 from rlhf.base.errors import RlhfError
 from rlhf.config.choices import Phase, Source
-from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
@@ -63,40 +61,6 @@ def test_a_path_without_data_is_refused(
     config = local(compose, bad) if key == "path" else local(compose, good, str(bad))
     with pytest.raises(RlhfError):
         what_is_read(config)
-
-
-RUNS = {
-    "no run": None,
-    "empty config": b"",
-    "config is a list": b"[1]",
-    "config is no YAML": b"a: [",
-    "config is binary": b"\xff\xfe\0",
-    "unknown key": b"nonsense: 1\n",
-    "missing keys": b"seed: 1\n",
-    "python object": b"!!python/object/apply:os.system ['true']\n",
-}
-
-
-REFUSING = {
-    rlhf.report.__main__.main: ("no run", "empty config", "config is no YAML"),
-    rlhf.export.main: ("unknown key",),
-}
-
-
-@pytest.mark.parametrize("label", RUNS)
-def test_a_folder_without_a_run_is_refused_by_every_command(
-    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder := tmp_path / "run").mkdir()
-    if (content := RUNS[label]) is not None:
-        (folder / "config.yaml").write_bytes(content)
-    for place in (folder, tmp_path / "missing"):
-        with pytest.raises(RlhfError):
-            load_run(place)
-    for main, labels in REFUSING.items():
-        for place in [tmp_path / "missing", *[folder] * (label in labels)]:
-            assert main([str(place)]) == 2
-            assert capsys.readouterr().err.startswith("error: ")
 
 
 VARIABLES: list[dict[str, str]] = [

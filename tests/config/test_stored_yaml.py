@@ -30,6 +30,8 @@ FOREIGN = {
     "seed: 1\nppo: {rollout_batch_size: many}": "ppo.rollout_batch_size is not",
     "[seed]": "no keys of a run",
     "": "no keys of a run",
+    "a: [": "parsing a flow node",
+    "\udcff\udcfe\0": "UTF-8|unacceptable",
     "seed: 1\nseed: 2": "constructing a mapping",
 }
 
@@ -39,7 +41,7 @@ def test_anything_but_plain_values_is_refused_at_once(
     text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLHF_KEY", "zzsecretzz")
-    (tmp_path / FROZEN).write_text(text)
+    (tmp_path / FROZEN).write_text(text, errors="surrogateescape")
     began = time.process_time()
     with pytest.raises(CheckpointError, match=reason) as caught:
         read_frozen_keys(tmp_path)

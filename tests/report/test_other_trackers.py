@@ -1,4 +1,4 @@
-"""Runs in MLflow and Trackio, read back by their own clients."""
+"""Runs in TensorBoard, MLflow and Trackio, read back by their own clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pytest
 from rlhf.base.errors import CapabilityError
 from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Tracker
-from rlhf.run.trackers import build_tracker
+from rlhf.run.trackers import TensorBoardTracker, build_tracker
 from tests.plan.planned import Compose, run_of
 
 SAMPLE = Sample("2+2?", " *4*", True, 0.5, 0.25, [])
 ALARM = Alarm("ppo", 4, AlarmName.no_change, "ppo/kl", 9.0, "Raise ppo.kl_ctl.")
+# TensorBoard's protocol buffers are written in C, in the older way.
+OLD_PROTOCOL = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 KL = [(step, step / 8) for step in (1, 2, 3, 4, 5)]
 
 
@@ -58,6 +60,49 @@ def record(tracker: Tracker, steps: Sequence[int], *, is_last: bool) -> None:
     if is_last:
         tracker.conclude({"objective": 0.75, "phases": {}})
     tracker.finish()
+
+
+def events_in(folder: Path) -> Any:
+    """What is in the event files of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sizes = {"histograms": 0, "scalars": 0, "tensors": 0}  # all of them
+    return EventAccumulator(str(folder), sizes).Reload()
+
+
+@OLD_PROTOCOL
+def test_tensorboard_has_each_step_once(compose: Compose, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert not [line for line in record_twice(compose, "tensorboard", run_dir) if "failed" in line]
+    events = events_in(run_dir / "tensorboard")
+    steps = {
+        name: [(event.step, event.value) for event in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
+    own = {"objective": steps["objective"]}
+    assert steps == {"sft/loss": [(9, 2.5)], "ppo/kl": KL, **own}, "the same names as everywhere"
+    assert [value for _, value in steps["objective"]] == [0.75]
+    (text,) = events.Tensors("ppo/samples/text_summary")
+    shown = b"actor, score 0.50, KL 0.25\n\n    2+2? *4*"
+    assert (text.step, text.tensor_proto.string_val) == (4, [shown])
+    metadata = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert all(word in metadata for word in (b"seed", b"ppo.kl_ctl", b"None"))
+
+
+@OLD_PROTOCOL
+def test_numbers_of_an_options_log_are_histograms_and_not_repeated(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"score": 0.5, "text": "a", "kl": None}, {"score": 1.5, "n": 1}]
+    for steps in ((1, 2), (2, 3)):  # the second run repeats step 2
+        tracker = TensorBoardTracker(tmp_path, {})
+        for step in steps:
+            tracker.lines("rollouts.jsonl", "ppo", step, lines)
+        tracker.finish()
+    events = events_in(tmp_path)
+    assert events.Tags()["histograms"] == ["ppo/histograms/rollouts/score"]
+    found = events.Histograms("ppo/histograms/rollouts/score")
+    assert [event.step for event in found] == [1, 2, 3]
+    value = found[0].histogram_value
+    assert (value.num, value.min, value.max) == (2, 0.5, 1.5)
 
 
 @pytest.mark.usefixtures("mlflow_uri")
@@ -105,11 +150,12 @@ def test_trackio_has_one_run_with_each_step_once(compose: Compose, tmp_path: Pat
     assert ALARM.line in [each["text"] for each in run.alerts()]
 
 
-@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "trackio"])
 def test_without_the_package_the_run_is_refused(
     name: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [name, f"{name}.tracking", f"{name}.sqlite_storage"]:
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(CapabilityError, match=rf"tracking={name}: .*rlhf\[{name}\]"):
+    for module in ("", ".tracking", ".sqlite_storage"):
+        monkeypatch.setitem(sys.modules, f"{name}{module}", None)
+    monkeypatch.setitem(sys.modules, f"torch.utils.{name}", None)
+    with pytest.raises(CapabilityError, match=rf"tracking\W{name}.*: .*rlhf\[{name}\]"):
         build_tracker(run_of(compose, f"tracking={name}"), tmp_path, is_main=True, say=[].append)

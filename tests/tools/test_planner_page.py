@@ -1,8 +1,6 @@
 """The planner beside the published times, prices and sizes, and the page that shows them."""
 
 import shutil
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -11,13 +9,19 @@ from typing import Any
 import pytest
 
 from rlhf.config.choices import Phase
-from rlhf.config.schema.run import RunConfig
-from rlhf.plan.plan import Plan
 from tests.runs import soaked
 from tools.docs import planner_page as published
-from tools.docs.planner_page import CELLS, FITTED, LARGEST, TABLE_MARK, renew_page
-from tools.docs.planner_page import plan_run as published_plan
-from tools.docs.planner_page import scaling as published_scaling
+from tools.docs.planner_page import (
+    CELLS,
+    FITTED,
+    LARGEST,
+    TABLE_MARK,
+    largest,
+    plan_of_cell,
+    predictions,
+    renew_page,
+    scaling,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -26,35 +30,7 @@ CONF = ROOT / "conf"
 PAGE = ROOT / "benchmarks" / "planner.md"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _composed_once() -> Iterator[None]:
-    """The tests and the page ask for the same configs and plans, which do not change meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published, "composed", composed)
-        patch.setattr(published, "plan_run", plan_run)
-        patch.setattr(published, "predictions", predictions)
-        patch.setattr(published, "scaling", scaling)
-        patch.setattr(published, "memory_rows", memory_rows)
-        yield
-
-
-# What the page shows, computed once.
-composed = cache(published.composed)
-predictions = cache(published.predictions)
-largest = cache(published.largest)
 OFFLOADING = "a100_80g"  # the quickest to plan with offloading; make soak plans all
-PLANS: dict[int, tuple[RunConfig, Plan]] = {}  # by the config's id, which none takes while it lives
-
-
-@cache
-def scaling(conf: Path) -> list[published.Scale]:
-    return list(published_scaling(conf))
-
-
-def plan_run(config: RunConfig) -> Plan:
-    if id(config) not in PLANS:
-        PLANS[id(config)] = (config, published_plan(config))
-    return PLANS[id(config)][1]
 
 
 def memory_rows(_: Path) -> tuple[list[str], list[list[str]]]:
@@ -89,14 +65,14 @@ def test_the_fitted_table() -> None:
 def test_prices() -> None:
     for cell in CELLS:
         if cell.dollars is not None:
-            plan = plan_run(composed(CONF, f"experiment=tables/{cell.experiment}"))
+            plan = plan_of_cell(CONF, cell.experiment)
             assert off(published.dollars(plan) / cell.dollars) <= 0.35, cell.experiment
 
 
 def test_what_the_paper_does_not_fit_is_refused() -> None:
     refused = [cell.experiment for cell in CELLS if cell.hours is None]
     assert refused == ["table1_opt_66b_8xa100_40g"]
-    plan = plan_run(composed(CONF, f"experiment=tables/{refused[0]}"))
+    plan = plan_of_cell(CONF, refused[0])
     assert plan.misfit_reason is not None
     assert "66b" not in plan.misfit_reason
     assert "GiB on each rank" in plan.misfit_reason
@@ -110,7 +86,7 @@ def test_the_largest_model_on_one_gpu(hardware: str, size: str) -> None:
 
 
 def test_more_gpus_pay_more_than_in_proportion_until_the_batch_binds() -> None:
-    scales = list(scaling(CONF))
+    scales = scaling(CONF)
     for model in ("OPT-13B", "OPT-66B"):
         per_gpu = {scale.gpus: scale.per_gpu for scale in scales if scale.model == model}
         assert max(per_gpu) == 1024
@@ -132,6 +108,7 @@ def test_the_page_is_up_to_date(
         return SimpleNamespace(size=row.strip("| ").split(" | ")[-1])
 
     monkeypatch.setattr(published, "largest", found)
+    monkeypatch.setattr(published, "memory_rows", memory_rows)
     page = Path(shutil.copy(PAGE, tmp_path))
     renew_page(page, CONF)
     assert page.read_text() == PAGE.read_text()

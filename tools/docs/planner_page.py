@@ -6,7 +6,7 @@ https://github.com/deepspeedai/DeepSpeed/tree/master/blogs/deepspeed-chat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -108,13 +108,18 @@ class Prediction:
         return self.predicted / self.published
 
 
+@cache
+def plan_of_cell(conf: Path, experiment: str) -> Plan:
+    """Return the plan of one of the tables' runs."""
+    return plan_run(composed(conf, f"experiment=tables/{experiment}"))
+
+
 def predictions(conf: Path) -> list[Prediction]:
     """Return predictions for every phase with a published time."""
     found = []
     for cell in CELLS:
         if cell.hours is None:
             continue
-        plan = plan_run(composed(conf, f"experiment=tables/{cell.experiment}"))
         found += [
             Prediction(
                 cell=cell,
@@ -122,7 +127,7 @@ def predictions(conf: Path) -> list[Prediction]:
                 published=cell.hours[phase.phase],
                 predicted=phase.seconds / 3600,
             )
-            for phase in plan.phases
+            for phase in plan_of_cell(conf, cell.experiment).phases
         ]
     return found
 
@@ -142,6 +147,7 @@ class Largest:
     plan: Plan
 
 
+@cache
 def largest(conf: Path, hardware: str, *more: str) -> Largest:
     """Return the largest OPT that fits with ``experiment=tables/table3`` and ``more`` overrides."""
     profile = composed(conf, "experiment=tables/table3", f"hardware={hardware}").hardware
@@ -173,14 +179,18 @@ class Scale:
         return self.speedup / (self.gpus / 8)
 
 
-def scaling(conf: Path) -> Iterator[Scale]:
-    """Yield the runs of figure 7, with at most 1,024 sequences per step."""
+@cache
+def scaling(conf: Path) -> list[Scale]:
+    """Return the runs of figure 7, with at most 1,024 sequences per step."""
+    found = []
     for model, (experiment, *overrides) in SCALED.items():
         config = composed(conf, f"experiment=tables/{experiment}", *overrides)
         plans = [plan_run(_on(config, nodes)) for nodes in NODES]
         for plan in plans:
             speedup = plans[0].seconds / plan.seconds
-            yield Scale(model=model, gpus=plan.machine.ranks, plan=plan, speedup=speedup)
+            gpus = plan.machine.ranks
+            found.append(Scale(model=model, gpus=gpus, plan=plan, speedup=speedup))
+    return found
 
 
 def _on(config: RunConfig, nodes: int) -> RunConfig:
@@ -228,7 +238,7 @@ def _runs(conf: Path, *, tables: tuple[int, ...]) -> list[str]:
     for cell in CELLS:
         if cell.table not in tables:
             continue
-        plan = plan_run(composed(conf, f"experiment=tables/{cell.experiment}"))
+        plan = plan_of_cell(conf, cell.experiment)
         name = f"`experiment=tables/{cell.experiment}`"
         if cell.hours is None:
             told = "refused" if not plan.fits else "fits"
