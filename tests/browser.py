@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import select
 import shutil
 import subprocess
@@ -19,48 +18,37 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
-# Runs axe-core, and leaves what it finds in the page.
-AUDIT = """
-axe.run().then((found) => {
-  const report = document.createElement("pre");
-  report.id = "audit";
-  report.textContent = JSON.stringify(found.violations.map((each) =>
-    ({rule: each.id, impact: each.impact, where: each.nodes.map((node) => node.html)})));
-  document.body.append(report);
-});
-"""
+BAD = {"Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"}
+# Faults of accessibility, which axe-core finds.
+AUDIT = """axe.run().then((found) => found.violations.map((each) =>
+    ({rule: each.id, impact: each.impact, where: each.nodes.map((node) => node.html)})))"""
 
 
 class Shown(NamedTuple):
-    """A page after its scripts: the document, console messages, and faults of accessibility."""
+    """A page after its scripts: the document, complaints, and faults of accessibility."""
 
     document: str
-    console: list[str]
+    complaints: list[dict[str, Any]]
     faults: list[dict[str, Any]]
 
 
 def show(path: Path, folder: Path, *, width: int = 1400, dark: bool = False) -> Shown:
-    """Open a copy of a page that audits itself; Chromium's profile goes to ``folder``."""
+    """Open a page and audit it; Chromium's profile goes to ``folder``."""
     spec = find_spec("axe_core_python")
     assert spec is not None
     assert spec.origin is not None
-    axe = (Path(spec.origin).parent / "axe.min.js").read_text()
-    copy = folder / "audited.html"
-    scripts = f"<script>{axe}</script><script>{AUDIT}</script></body>"
-    copy.write_text(path.read_text().replace("</body>", scripts))
-    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command += ["--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}"]
-    command += [f"--window-size={width},1000", "--virtual-time-budget=20000"]
-    if dark:
-        command.append("--blink-settings=preferredColorScheme=0")
-    run = subprocess.run(
-        [*command, f"file://{copy}"], capture_output=True, text=True, timeout=120, check=True
-    )
-    audit = re.search(r'<pre id="audit">(.*?)</pre>', run.stdout, re.DOTALL)
-    assert audit is not None, "the audit did not end"
-    unescaped = audit[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    console = [line for line in run.stderr.splitlines() if "CONSOLE" in line]
-    return Shown(run.stdout, console, json.loads(unescaped))
+    with tab(folder, "about:blank") as page:
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        page.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.call("Emulation.setEmulatedMedia", features=[scheme])
+        page.call("Page.navigate", url=f"file://{path}")
+        page.wait_for(
+            f"location.href === {f'file://{path}'!r} && document.readyState === 'complete'"
+        )
+        page.run((Path(spec.origin).parent / "axe.min.js").read_text())
+        faults = page.run(AUDIT)
+        return Shown(page.run("document.documentElement.outerHTML"), page.complaints(), faults)
 
 
 class Tab:
@@ -100,10 +88,15 @@ class Tab:
         return json.loads(message)
 
     def run(self, script: str) -> Any:
-        """Return the value of a script in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """Return the value of a script in the page, or of its promise."""
+        how = {"returnByValue": True, "awaitPromise": True}
+        found = self.call("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """Return what the page has written to the console, and its errors."""
+        return [event for event in self.events if event["method"] in BAD]
 
     def wait_for(self, script: str, seconds: float = 60) -> None:
         """Wait until a script is true."""

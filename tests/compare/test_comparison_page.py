@@ -127,8 +127,7 @@ def check_that_nothing_is_loaded_from_elsewhere(page: Tab, address: str) -> None
     urls = {each["request"]["url"] for each in asked}
     assert address in urls
     assert not [url for url in urls if not url.startswith((address, "data:", "blob:"))]
-    methods = {"Log.entryAdded", "Runtime.exceptionThrown"}
-    assert not [event for event in page.events if event["method"] in methods]
+    assert not page.complaints()
 
 
 @pytest.fixture

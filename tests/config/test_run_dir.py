@@ -59,8 +59,9 @@ def test_an_explicit_directory_is_taken_and_linked_if_in_runs(
     asked: str, made: str, link: str | None, config: MakeConfig, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for _ in range(2):  # an existing folder without a run is taken too
+    for _ in range(2):  # an existing folder without a run is taken too, here that of a plan
         found = make_run_dir(config(f"run_dir={asked}"), job_dir=tmp_path, now=NOW)
+        (found / "plan.json").write_text("{}")
         assert found.resolve() == tmp_path / made
     assert found.is_dir()
     latest = Path("runs/latest")

@@ -1,13 +1,11 @@
 """``plan=only`` and ``plan=check`` as users type them."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
-from rlhf.config.run_dir import make_run_dir
 from rlhf.plan.plan_tables import plan_as_json, plan_summary
 from tests.plan.planned import Compose, plan_of
 from tests.runs import launch
@@ -38,12 +36,6 @@ def test_command_prints_and_writes_the_plan(hardware: str, code: int, tmp_path: 
     plan = json.loads((tmp_path / "here" / "plan.json").read_text())
     assert plan["fits"] == (code == 0)
     assert {"weights", "process"} < set(plan["phases"]["sft"]["memory"])
-
-
-def test_a_run_begins_in_the_folder_of_its_plan(compose: Compose, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{}")
-    config = to_run_config(compose([f"run_dir={tmp_path}"]))
-    assert make_run_dir(config, job_dir=None, now=datetime.now()) == tmp_path
 
 
 def test_a_sweep_prints_a_line_for_each_and_leaves_no_file(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_command_writes_the_report(made: Made, capsys: pytest.CaptureFixture[str
 def test_browser_shows_the_page_without_a_fault(made: Made, tmp_path: Path) -> None:
     page = write_report(made(response=EVIL, averaged=True))
     shown = show(page, tmp_path, width=400, dark=True)
-    assert shown.console == []
+    assert shown.complaints == []
     assert shown.faults == []
     assert "3 of 3 prompts" in shown.document
     assert "&lt;img src=x" in shown.document

@@ -239,5 +239,5 @@ def test_text_of_a_command_stays_text() -> None:
 def test_browser_shows_the_page_without_a_fault(tmp_path: Path) -> None:
     path = write_sweep_report(tmp_path, group_runs_by_setting(runs()))
     shown = show(path, tmp_path, width=400)
-    assert shown.console == []
+    assert shown.complaints == []
     assert shown.faults == []

@@ -11,27 +11,6 @@ from rlhf.run.model_folder import replace_folder_atomically, save_model
 from tests.models_on_disk import small_tokenizer
 
 
-def stop_half_way(folder: Path) -> None:
-    with replace_folder_atomically(folder) as building:
-        (building / "weights").write_text("half of the n")
-        raise RuntimeError("stopped")
-
-
-def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    with replace_folder_atomically(folder) as building:
-        (building / "weights").write_text("old")
-        assert not folder.exists()
-    with pytest.raises(RuntimeError, match="stopped"):
-        stop_half_way(folder)
-    assert (folder / "weights").read_text() == "old"
-    with replace_folder_atomically(folder) as building:
-        assert not list(building.iterdir()), "nothing is left of the attempt before"
-        (building / "weights").write_text("new")
-    assert [p.name for p in tmp_path.iterdir()] == ["model"]
-    assert (folder / "weights").read_text() == "new"
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
 def test_weights_can_be_read_by_those_whom_the_umask_allows(
     umask: int, mode: int, tmp_path: Path
