@@ -11,6 +11,7 @@ import argparse
 import ast
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.planted import RED, copy_source
 from tests.pretend_cuda.gpu import load, missing_to_pretend
 from tests.runs import ROOT
 
@@ -34,11 +34,14 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.MatMult: ast.Mult},
 }
+COPIED = ("rlhf", "conf", "sweeps", "tests", "tools", "docs", "examples", "benchmarks")
+IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}  # as conftest.py sets them
 IMPORTED = ("torch", "transformers", "deepspeed", "datasets")  # before the tests are forked
 ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest
 OUTPUT = "pytest.txt"  # in the tree: what pytest said last
 REFUSALS = "tests/config/test_commands.py"
 COUNTED = "tests/models/test_model_uses.py"
+RED = 1  # pytest's exit code if tests failed; others mean that it could not run them
 CANNOT_COLLECT = (2, 3, 4)  # pytest's exit codes if a test file or conftest.py cannot be imported
 SECONDS = 400  # quick tests take less: a fault with which they do not end is found
 
@@ -104,6 +107,16 @@ def tests_of(path: Path, tree: Path) -> list[str]:
     users = [*([REFUSALS] if is_rule else []), *([COUNTED] if path.name == "costs.py" else [])]
     own = [str(each.relative_to(tree)) for each in [*sorted(named), *sorted(beside)]]
     return list(dict.fromkeys([*users, *own]))
+
+
+def copy_source(tree: Path) -> Path:
+    """Copy the source to ``tree`` without bytecode; return ``tree``."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tree)
+    return tree
 
 
 def is_found(fault: Fault, tree: Path) -> bool:
@@ -172,8 +185,7 @@ def main() -> None:
     while len(chosen) < given.faults:  # a file first, so that each room has its share
         if faults := list(faults_of(draw.choice(files))):
             chosen.append(draw.choice(faults))
-    # As conftest.py sets them, but before the imports.
-    os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
+    os.environ.update(IMPORTED_WITH)
     with tempfile.TemporaryDirectory() as folder:
         tree, found = copy_source(Path(folder)), 0
         for number, fault in enumerate(chosen[part - 1 :: parts], start=1):

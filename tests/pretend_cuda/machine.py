@@ -1,17 +1,15 @@
 """Machines with GPUs that do not exist: their cards, how many of them, and the driver."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.pretend_cuda.environment import Set
 from tests.pretend_cuda.gpu import GIB, Card, Gpu, load
 
 DRIVER = Path("/proc/driver/nvidia/version")
 NAME = "PRETEND_MACHINE"  # environment variable: the machine of a process that another starts
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Release Build"
-
-Set = Callable[[Any, str, Any], None]  # setattr, or that of pytest's monkeypatch
 
 
 @dataclass(frozen=True)

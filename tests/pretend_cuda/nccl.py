@@ -19,9 +19,8 @@ import torch
 import torch.distributed
 from torch.distributed import ProcessGroup, ReduceOp, Store, distributed_c10d
 
+from tests.pretend_cuda.environment import Set
 from tests.pretend_cuda.gpu import Gpu, call_site
-
-Set = Callable[[Any, str, Any], None]  # setattr, or that of pytest's monkeypatch
 
 # Collectives, and the argument whose type and shape must be the same on all ranks. Lists may hold
 # tensors of different sizes, and so may objects.

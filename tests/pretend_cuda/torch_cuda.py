@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.cuda.amp.common
 
-from tests.pretend_cuda.environment import replace_environment
+from tests.pretend_cuda.environment import Set, replace_environment
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.pretend_cuda.nccl import replace_collectives
 
@@ -20,9 +20,6 @@ ARCHITECTURES = [f"sm_{number}" for number in (75, 80, 86, 90, 100, 120)]  # of 
 
 NEED_NO_CUDA = {"is_available", "is_initialized", "device_count", "_lazy_call", "get_arch_list"}
 NEED_NO_CUDA |= {"_is_in_bad_fork", "initial_seed", "manual_seed", "manual_seed_all"}
-
-
-Set = Callable[[Any, str, Any], None]  # setattr, or that of pytest's monkeypatch
 
 
 def replace(gpu: Gpu, set_: Set) -> None:
