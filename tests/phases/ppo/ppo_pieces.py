@@ -34,6 +34,7 @@ PROMPT_LENGTHS = [2, 4, 3, 1]
 MAX_TOKENS = 8
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
+TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 ARCHITECTURE = {
     "model_type": "llama",
     "hidden_size": 8,
@@ -80,28 +81,26 @@ def separate_engine(
     **options: Any,
 ) -> Any:
     """What PPOTrainer needs of an RLHFEngine; ``options`` are those of SeparateModels."""
-    tokenizer = train_tokenizer(["words"], vocab_size=260)
     actor = TrainingEngine(
-        LanguageModel(build_actor(source(dropout=dropout), tokenizer, seed=1)),
+        LanguageModel(build_actor(source(dropout=dropout), TOKENIZER, seed=1)),
         accumulation=PARTS + ptx_parts,
         lr=lr,
         overflows=overflows[0],
     )
     critic = TrainingEngine(
-        build_scorer(source(dropout=dropout), tokenizer, seed=2),
+        build_scorer(source(dropout=dropout), TOKENIZER, seed=2),
         accumulation=PARTS,
         lr=lr,
         overflows=overflows[1],
     )
-    reference = PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=3)))
-    reward = PlainEngine(build_scorer(source(), tokenizer, seed=4))
+    reference = PlainEngine(LanguageModel(build_actor(source(), TOKENIZER, seed=3)))
+    reward = PlainEngine(build_scorer(source(), TOKENIZER, seed=4))
     models = SeparateModels(
         actor,
         reference,
         critic if has_critic else None,
         ModelScores(reward),
-        temperature=TEMPERATURE,
-        **options,
+        **{"temperature": TEMPERATURE, **options},
     )
     return SimpleNamespace(
         actor=actor,
@@ -110,7 +109,7 @@ def separate_engine(
         has_critic=has_critic,
         ranks=Ranks(),
         plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=PARTS),
-        tokenizer=tokenizer,
+        tokenizer=TOKENIZER,
         config=engine_config(),
         constant_metrics={},
         speed=UNTIMED,

@@ -7,35 +7,26 @@ The models' logits and values are read row by row, without padding, and go throu
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
-from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
-from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel
 from rlhf.options.ptx.corpus import PtxBlocks
 from rlhf.options.ptx.hooks import CorpusHook, PtxCorpus
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.models import SeparateModels
-from rlhf.phases.shared.scoring import ModelScores
 from tests.algorithms import deepspeed_chat_loops as seeds
 from tests.algorithms.loop_reference import Row, Rows
 from tests.algorithms.padded_batches import keep_of
 from tests.conftest import Compose
-from tests.models_on_disk import small_tokenizer, source_of
-from tests.phases.ppo.ppo_pieces import UNTIMED, engine_config
-from tests.plain_engine import PlainEngine, TrainingEngine
+from tests.phases.ppo.ppo_pieces import PARTS, ROWS, TOKENIZER, separate_engine
+from tests.plain_engine import TrainingEngine
 
-ROWS, MICRO, P, T = 4, 2, 4, 5
+P, T = 4, 5
 PROMPTS, LENGTHS = [2, 4, 3, 1], [3, 5, 5, 2]
-TOKENIZER = small_tokenizer()
 END = TOKENIZER.eos_token_id
 ENDED = [True, False, True, True]
 TOLERANCE = 1e-6
@@ -55,34 +46,16 @@ class Run:
     """Four models in fp64, fixed prompts and responses, and a trainer over them."""
 
     def __init__(self, compose: Compose, *, ended: list[bool], ptx_coef: float = 0.0) -> None:
-        source = source_of("llama")
-        actor = build_actor(source, TOKENIZER, seed=1)
-        scorer = build_scorer(source, TOKENIZER, seed=2)
-        reward = moved(scorer, by=0.02)
-        with torch.no_grad():
-            reward.pretrained.score.weight *= 150  # beyond the clip of the scores
-        parts = ROWS // MICRO * (2 if ptx_coef else 1)
-        models = SeparateModels(
-            TrainingEngine(LanguageModel(moved(actor, by=0.0)), accumulation=parts),
-            PlainEngine(LanguageModel(moved(actor, by=0.05))),
-            TrainingEngine(moved(scorer, by=0.0), accumulation=ROWS // MICRO),
-            ModelScores(PlainEngine(reward)),
-            temperature=1.0,
-        )
-        self.models = models
+        engine = separate_engine(ptx_parts=PARTS if ptx_coef else 0, temperature=1.0)
+        self.models = models = engine.models
+        models.reference.module = copy.deepcopy(models.actor.module)
+        models.scores.model.module = copy.deepcopy(models.critic.module)
+        noise = {models.reference: 0.05, models.scores.model: 0.02}
+        for each in (models.actor, models.critic, *noise):
+            each.module = moved(each.module, by=noise.get(each, 0.0))
+        models.scores.model.module.pretrained.score.weight.data *= 5  # beyond the clip of scores
         self.prompts, self.responses = sequences(ended)
-        engine: Any = SimpleNamespace(
-            models=models,
-            actor=models.actor,
-            has_critic=True,
-            ranks=Ranks(),
-            plan=BatchPlan(per_rank=ROWS, micro=MICRO, accumulation=ROWS // MICRO),
-            config=engine_config(max_tokens=6),
-            constant_metrics={},
-            speed=UNTIMED,
-            tokenizer=TOKENIZER,
-            rollout=SimpleNamespace(generate=lambda *_: self.responses),
-        )
+        engine.rollout = SimpleNamespace(generate=lambda *_: self.responses)
         overrides = ["ppo=deepspeed_chat", f"ppo.ptx_coef={ptx_coef}"]
         config = to_run_config(compose(overrides))
         corpus = PtxCorpus(PtxBlocks(BLOCKS, []), engine.plan, seed=1) if ptx_coef else None

@@ -14,7 +14,6 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
-from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.models import AdapterOff
 from rlhf.options.trunk.models import SharedTrunk, TrunkModels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, step_optimizers_together
@@ -22,7 +21,7 @@ from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
-from tests.phases.ppo.ppo_pieces import TEMPERATURE, flat, some_rollout, source
+from tests.phases.ppo.ppo_pieces import TEMPERATURE, TOKENIZER, flat, some_rollout, source
 from tests.plain_engine import PlainEngine, TrainingEngine
 from tests.rounding import assert_near
 
@@ -33,33 +32,28 @@ ROLLOUT = some_rollout()
 SEQUENCES = WholeSequences(ROLLOUT.prompts, ROLLOUT.responses)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return train_tokenizer(["words"], vocab_size=260)
-
-
 @pytest.fixture
-def reward(tokenizer: Any) -> PlainEngine:
-    return PlainEngine(build_scorer(source(), tokenizer, seed=4))
+def reward() -> PlainEngine:
+    return PlainEngine(build_scorer(source(), TOKENIZER, seed=4))
 
 
-def trunk_models(tokenizer: Any, reward: PlainEngine, **options: Any) -> TrunkModels:
-    actor = build_actor(source(), tokenizer, seed=1)
+def trunk_models(reward: PlainEngine, **options: Any) -> TrunkModels:
+    actor = build_actor(source(), TOKENIZER, seed=1)
     trunk = SharedTrunk(actor, num_layers_unfrozen=1, num_value_layers=1)
     nn.init.normal_(trunk.value_head.weight, generator=torch.Generator().manual_seed(5))
     engine = TrainingEngine(trunk, accumulation=1)
     return TrunkModels(engine, ModelScores(reward), temperature=TEMPERATURE, **options)
 
 
-def separate_twin(models: TrunkModels, tokenizer: Any) -> SeparateModels:
+def separate_twin(models: TrunkModels) -> SeparateModels:
     """The weights that a new trunk has, in models of their own."""
     trunk = models.actor.module
-    critic = build_scorer(source(), tokenizer, seed=2)
+    critic = build_scorer(source(), TOKENIZER, seed=2)
     critic.pretrained.model.load_state_dict(trunk.pretrained.model.state_dict())
     critic.pretrained.score.load_state_dict(trunk.value_head.state_dict())
     return SeparateModels(
-        TrainingEngine(LanguageModel(build_actor(source(), tokenizer, seed=1)), accumulation=1),
-        PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=1))),
+        TrainingEngine(LanguageModel(build_actor(source(), TOKENIZER, seed=1)), accumulation=1),
+        PlainEngine(LanguageModel(build_actor(source(), TOKENIZER, seed=1))),
         TrainingEngine(critic, accumulation=1),
         models.scores,
         temperature=TEMPERATURE,
@@ -98,9 +92,9 @@ def assert_all_close(one: Any, other: Any) -> None:
         assert_near(flat(first), flat(second), terms=TERMS)
 
 
-def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainEngine) -> None:
-    models = trunk_models(tokenizer, reward)
-    got, expected = models.score(SEQUENCES), separate_twin(models, tokenizer).score(SEQUENCES)
+def test_a_new_trunk_scores_as_separate_models_do(reward: PlainEngine) -> None:
+    models = trunk_models(reward)
+    got, expected = models.score(SEQUENCES), separate_twin(models).score(SEQUENCES)
     assert_all_close(got[:3], expected[:3])
     torch.testing.assert_close(got.scores_B, expected.scores_B)
     assert got.values_BT.abs().max() > 0.01
@@ -108,11 +102,9 @@ def test_a_new_trunk_scores_as_separate_models_do(tokenizer: Any, reward: PlainE
     assert_near(flat(got.logprobs_BT), flat(got.reference_logprobs_BT), terms=TERMS)
 
 
-def test_a_pass_of_the_trunk_learns_what_separate_models_do(
-    tokenizer: Any, reward: PlainEngine
-) -> None:
-    models = trunk_models(tokenizer, reward, entropy_gradient=True)
-    twin = separate_twin(models, tokenizer)
+def test_a_pass_of_the_trunk_learns_what_separate_models_do(reward: PlainEngine) -> None:
+    models = trunk_models(reward, entropy_gradient=True)
+    twin = separate_twin(models)
     for each in (models, twin):
         learn(each)
     together = models.actor.gradients[0]
@@ -136,23 +128,21 @@ def test_a_pass_of_the_trunk_learns_what_separate_models_do(
     }
 
 
-def test_language_logprobs_are_those_of_each_sequence_alone(
-    tokenizer: Any, reward: PlainEngine
-) -> None:
-    models, rows = trunk_models(tokenizer, reward), [[5, 6, 7, 8], [9, 10]]
+def test_language_logprobs_are_those_of_each_sequence_alone(reward: PlainEngine) -> None:
+    models, rows = trunk_models(reward), [[5, 6, 7, 8], [9, 10]]
     batch = collate_sequences(rows, [0, 0], pad_id=0, device=torch.device("cpu"))
-    alone = build_actor(source(), tokenizer, seed=1).eval()
+    alone = build_actor(source(), TOKENIZER, seed=1).eval()
     expected = []
     for ids in rows:
         logs_SV = alone(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected += [logs_SV[place, token] for place, token in enumerate(ids[1:])]
-    for each in (models, separate_twin(models, tokenizer)):
+    for each in (models, separate_twin(models)):
         got_N = each.actor_logprobs(batch)
         assert_near(got_N, torch.stack(expected), terms=TERMS)
 
 
-def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) -> None:
-    models = trunk_models(tokenizer, reward)
+def test_a_trunk_reports_its_overflow_once(reward: PlainEngine) -> None:
+    models = trunk_models(reward)
     models.actor.overflows = True
     reports = learn(models)
     assert list(reports) == [Role.actor]
@@ -160,10 +150,8 @@ def test_a_trunk_reports_its_overflow_once(tokenizer: Any, reward: PlainEngine) 
     assert reports[Role.actor].has_overflowed
 
 
-def test_with_adapters_policy_and_reference_start_equal_and_part(
-    tokenizer: Any, reward: PlainEngine
-) -> None:
-    adapted = LanguageModel(build_actor(source(), tokenizer, seed=1, extensions=adding(SPEC)))
+def test_with_adapters_policy_and_reference_start_equal_and_part(reward: PlainEngine) -> None:
+    adapted = LanguageModel(build_actor(source(), TOKENIZER, seed=1, extensions=adding(SPEC)))
     engine, scores = TrainingEngine(adapted, accumulation=1), ModelScores(reward)
     models = SeparateModels(engine, AdapterOff(engine), None, scores, temperature=TEMPERATURE)
     start = models.score(SEQUENCES)

@@ -13,9 +13,7 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.language_model import LanguageModel
-from rlhf.models.tokenizers import train_tokenizer
+from rlhf.models.build import build_scorer
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, build_members
 from rlhf.phases.ppo.models import SeparateModels
@@ -29,35 +27,21 @@ from rlhf.phases.shared.scoring import (
 )
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
+from tests.phases.ppo.ppo_pieces import TEMPERATURE, TOKENIZER, separate_engine, source
 from tests.plain_engine import PlainEngine
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import assert_near, terms_of
 
-ARCHITECTURE = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "initializer_range": 0.5,  # far from uniform, so that a wrong token shows
-}
-TEMPERATURE = 0.8
 MAX_TOKENS = 6
 SAMPLING = SamplingSettings(max_tokens=MAX_TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0)
 CPU = torch.device("cpu")
 WAITS = (Event.sync, Event.to_device, Event.to_host)
-TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 
 
 @pytest.fixture(scope="module")
 def models() -> SeparateModels:
-    source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
-    actors = [
-        PlainEngine(LanguageModel(build_actor(source, TOKENIZER, seed=seed))) for seed in (1, 2)
-    ]
-    scorers = [PlainEngine(build_scorer(source, TOKENIZER, seed=seed)) for seed in (3, 4)]
-    critic, reward = scorers
-    return SeparateModels(*actors, critic, ModelScores(reward), temperature=TEMPERATURE)
+    found: SeparateModels = separate_engine().models
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +213,7 @@ def test_neighbours_are_of_like_length_and_come_back_in_order(
 def test_an_ensemble_scores_by_its_combination(
     models: SeparateModels, prompts: PromptBatch, rollout: Rollout
 ) -> None:
-    source = ModelSource(key="model", path=None, architecture=ARCHITECTURE)
-    scorer = build_scorer(source, TOKENIZER, seed=4)
+    scorer = build_scorer(source(), TOKENIZER, seed=4)
     config: Any = SimpleNamespace(num_own_layers=lambda _: 1, combine=CombineName.worst)
     members = build_members(scorer, config, seeds=[5, 6])
     combination = Combination(3, CombineName.worst)
