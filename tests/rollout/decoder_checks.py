@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlhf.base.ranks import Ranks
+from rlhf.config.choices import When
+from rlhf.models.families import find_decoder_modules
+from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder, Texts
+from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.rounding import terms_of, tolerance
 
 if TYPE_CHECKING:
@@ -79,6 +85,27 @@ def padded(prompts: list[list[int]]) -> Texts:
     lengths = [len(prompt) for prompt in prompts]
     width = max(lengths) + 1
     return Texts(torch.tensor([p + [0] * (width - len(p)) for p in prompts]), lengths)
+
+
+def fast_rollout(
+    sampling: SamplingSettings,
+    *,
+    stop: StopTexts | None = None,
+    ranks: Ranks | None = None,
+    **settings: Any,
+) -> FastRollout:
+    """A fast rollout in fp32 without graphs, except as ``settings`` say."""
+    plain = {"dtype": torch.float32, "max_rows": None, "gather_weights": When.auto}
+    plain |= {"cuda_graphs": False, "keeps_graphs": False}
+    return FastRollout(
+        sampling,
+        FastSettings(**plain | settings),
+        pad_id=0,
+        stop=stop or StopTexts(None, ()),
+        find_modules=find_decoder_modules,
+        adapter_of=adapter_of,
+        ranks=ranks or Ranks(),
+    )
 
 
 class AttentionByTorch:

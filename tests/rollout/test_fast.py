@@ -1,27 +1,26 @@
 """The fast rollout as PPO uses it, against Hugging Face's generate and plain forward passes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses
 from rlhf.config.choices import When
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import ModelSource, build_actor
-from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options.lora.keys import LoraConfig
-from rlhf.options.lora.models import adapter_of
-from rlhf.rollout.fast import FastRollout, FastSettings, spare_bytes
+from rlhf.rollout.fast import FastRollout, spare_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
+from tests.rollout.decoder_checks import fast_rollout
 from tests.rounding import assert_near, terms_of
 
 TOKENIZER = train_tokenizer(["words to learn from"], vocab_size=260)
@@ -60,38 +59,17 @@ def settings(**changes: Any) -> SamplingSettings:
     return SamplingSettings(**(plain | changes))
 
 
-def fast(
-    sampling: SamplingSettings,
-    *,
-    max_rows: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    stop: list[str] | None = None,
-    gather_weights: When = When.auto,
-) -> FastRollout:
-    return FastRollout(
-        sampling,
-        FastSettings(
-            dtype=dtype,
-            max_rows=max_rows,
-            gather_weights=gather_weights,
-            cuda_graphs=True,
-            keeps_graphs=False,
-        ),
-        pad_id=0,
-        stop=StopTexts(TOKENIZER, stop or []),
-        find_modules=find_decoder_modules,
-        adapter_of=adapter_of,
-        ranks=Ranks(),
-    )
+def fast(sampling: SamplingSettings, *, stop: Sequence[str] = (), **settings: Any) -> FastRollout:
+    return fast_rollout(sampling, stop=StopTexts(TOKENIZER, stop), cuda_graphs=True, **settings)
 
 
 def by_generate(
     sampling: SamplingSettings,
     actor: PlainEngine,
     prompts: PromptBatch,
-    stop: list[str] | None = None,
+    stop: Sequence[str] = (),
 ) -> Responses:
-    texts = StopTexts(TOKENIZER, stop or [])
+    texts = StopTexts(TOKENIZER, stop)
     return HfRollout(sampling, pad_id=0, stop=texts).generate(actor, prompts)
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
-from rlhf.config.choices import Dtype, When
+from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
 from rlhf.engine.settings import EngineSettings
@@ -30,12 +30,18 @@ from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.fast import FastRollout, FastSettings, unpad_prompts
+from rlhf.rollout.fast import FastRollout, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config
 from tests.pretend_cuda.gpu import Event, Gpu
-from tests.rollout.decoder_checks import FAMILIES, AttentionByTorch, some_prompts, tiny_model
+from tests.rollout.decoder_checks import (
+    FAMILIES,
+    AttentionByTorch,
+    fast_rollout,
+    some_prompts,
+    tiny_model,
+)
 from tests.rollout.test_fused_decoder import FAST
 from tests.runs import soaked
 from tests.zero_settings import zero_config
@@ -305,25 +311,11 @@ def test_without_memory_for_graphs_steps_are_launched(
     assert line.startswith("kernels: torch replaces CUDA graphs (CUDA out of memory. Tried to ")
 
 
-KEEPING = FastSettings(
-    dtype=torch.bfloat16,
-    max_rows=ROWS,
-    gather_weights=When.auto,
-    cuda_graphs=True,
-    keeps_graphs=True,
-)
+KEEPING = {"dtype": torch.bfloat16, "max_rows": ROWS, "cuda_graphs": True, "keeps_graphs": True}
 
 
 def rollout_of(ranks: Ranks, **changes: Any) -> FastRollout:
-    return FastRollout(
-        SAMPLING,
-        replace(KEEPING, **changes),
-        pad_id=0,
-        stop=StopTexts(None, ()),
-        find_modules=find_decoder_modules,
-        adapter_of=adapter_of,
-        ranks=ranks,
-    )
+    return fast_rollout(SAMPLING, ranks=ranks, **KEEPING | changes)
 
 
 def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:

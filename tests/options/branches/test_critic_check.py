@@ -15,19 +15,15 @@ from transformers import PreTrainedTokenizerFast
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
-from rlhf.config.choices import When
 from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor, build_scorer
-from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
 from rlhf.options.branches.branches import Brancher, BranchPoint, add_step_values
-from rlhf.options.lora.models import adapter_of
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.scoring import ModelScores
-from rlhf.rollout.fast import FastRollout, FastSettings
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import varies_between_runs
 from tests.conftest import Compose
@@ -35,6 +31,7 @@ from tests.phases.ppo.ppo_pieces import maker_of, source
 from tests.phases.ppo.test_phase import SHORT
 from tests.phases.run_pieces import run_context
 from tests.plain_engine import PlainEngine
+from tests.rollout.decoder_checks import fast_rollout
 
 PAD, END, WORDS = 0, 1, (2, 3, 4)
 TOKENS = 3  # of a response, at most
@@ -53,21 +50,7 @@ def tiny_engine(compose: Compose) -> Any:
         PlainEngine(LanguageModel(build_actor(source(), tokenizer, seed=seed))) for seed in (1, 3)
     )
     critic, reward = (PlainEngine(build_scorer(source(), tokenizer, seed=s)) for s in (2, 4))
-    backend = FastRollout(
-        SamplingSettings(max_tokens=TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0),
-        FastSettings(
-            dtype=torch.float32,
-            max_rows=None,
-            gather_weights=When.auto,
-            cuda_graphs=False,
-            keeps_graphs=False,
-        ),
-        pad_id=PAD,
-        stop=StopTexts(tokenizer, []),
-        adapter_of=adapter_of,
-        find_modules=find_decoder_modules,
-        ranks=Ranks(),
-    )
+    sampling = SamplingSettings(max_tokens=TOKENS, temperature=TEMPERATURE, top_k=0, top_p=1.0)
     options = [f"ppo.gamma={GAMMA}", f"ppo.missing_end_penalty={PENALTY}"]
     options += [f"ppo.clip_reward_value={CLIP}", f"rollout.temperature={TEMPERATURE}"]
     return SimpleNamespace(
@@ -75,7 +58,7 @@ def tiny_engine(compose: Compose) -> Any:
         models=SeparateModels(
             actor, reference, critic, ModelScores(reward), temperature=TEMPERATURE
         ),
-        rollout=backend,
+        rollout=fast_rollout(sampling, stop=StopTexts(tokenizer, [])),
         plan=BatchPlan(per_rank=1000, micro=1000, accumulation=1),
         config=to_run_config(compose(options)),
     )

@@ -18,6 +18,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.preflight import require_data
+from tests.phases.ppo.ppo_pieces import source
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 from tests.rounding import assert_near, terms_of
 from tests.runs import soaked
@@ -153,10 +154,7 @@ def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
 
 def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path) -> None:
     context, notes = made("ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.5")
-    architecture = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 8}
-    architecture |= {"num_hidden_layers": 2, "num_attention_heads": 1}
-    deeper = ModelSource(key="k", path=None, architecture=architecture)
-    build_actor(deeper, context.tokenizer, seed=1).save_pretrained(tmp_path / "policy")
+    build_actor(source(), context.tokenizer, seed=1).save_pretrained(tmp_path / "policy")
     result = run_ppo(context)
     assert set(result) >= KEYS
     assert result["kl_before"] == pytest.approx(0, abs=1e-5)
@@ -168,12 +166,12 @@ def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path)
         notes.saved[f"ppo/{name}"].write(tmp_path / name)
     ids_BS = torch.arange(5, 15)[None]
     with torch.no_grad():
-        source = ModelSource(key="k", path=str(tmp_path / "actor"))
-        loaded = build_actor(source, context.tokenizer, seed=9).eval()
+        folder = ModelSource(key="k", path=str(tmp_path / "actor"))
+        loaded = build_actor(folder, context.tokenizer, seed=9).eval()
         expected = trunk_actor.eval()(ids_BS).logits
         assert_near(loaded(ids_BS).logits, expected, terms=terms_of(loaded, 10))
-        source = ModelSource(key="k", path=str(tmp_path / "critic"))
-        critic = build_scorer(source, context.tokenizer, seed=9).eval().pretrained
+        folder = ModelSource(key="k", path=str(tmp_path / "critic"))
+        critic = build_scorer(folder, context.tokenizer, seed=9).eval().pretrained
         assert torch.equal(critic.model.norm.weight, loaded.model.norm.weight)
         assert critic.score.weight.any(), "the head has learned"
 
