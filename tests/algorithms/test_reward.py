@@ -19,11 +19,9 @@ from rlhf.algorithms.reward import (
     divergence_loss,
     end_loss,
     end_scores,
-    regression_loss,
 )
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch, SequenceBatch
-from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import (
     assert_close,
     f64,
@@ -152,38 +150,6 @@ def test_margins_and_smoothing_agree_with_a_loop(pairs: Pairs, seed: int, smooth
     columns = (*(each.tolist() for each in ends), margins)
     expected = [looped_end_loss(*each, smoothing) for each in zip(*columns, strict=True)]
     assert_close(end_loss(*ends, margin_B, label_smoothing=smoothing), expected)
-
-
-@quick
-@given(keep=keeps(), seed=seeds)
-def test_losses_of_graded_responses_agree_with_a_loop_and_finite_differences(
-    keep: Tensor, seed: int
-) -> None:
-    values_BS = (3 * normal(*keep.shape, seed=seed)).double().requires_grad_()
-    grades_B = normal(len(keep), seed=seed + 1).double()
-    lists, marks = keep.tolist(), (grades_B > 0).tolist()
-
-    def ends(rows: reference.Rows) -> list[float]:
-        kept = (zip(row, keeps, strict=True) for row, keeps in zip(rows, lists, strict=True))
-        return [[value for value, is_kept in row if is_kept][-1] for row in kept]
-
-    def cross_entropy(rows: reference.Rows) -> float:
-        chances = [1 / (1 + math.exp(-score)) for score in ends(rows)]
-        right = [p if good else 1 - p for p, good in zip(chances, marks, strict=True)]
-        return -math.fsum(map(math.log, right))
-
-    def squared_error(rows: reference.Rows) -> float:
-        return math.fsum((s - y) ** 2 for s, y in zip(ends(rows), grades_B.tolist(), strict=True))
-
-    rows = values_BS.detach().tolist()
-    for losses, wanted_B, expected in (
-        (classification_loss, (grades_B > 0).double(), cross_entropy),
-        (regression_loss, grades_B, squared_error),
-    ):
-        total = losses(end_scores(values_BS, keep), wanted_B).sum()
-        (slopes_BS,) = torch.autograd.grad(total, values_BS)
-        assert_close(total.detach(), expected(rows))
-        assert_close(slopes_BS, reference.gradient(expected, rows), atol=1e-7)
 
 
 def test_far_scores_have_a_finite_cross_entropy() -> None:
