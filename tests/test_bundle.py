@@ -185,7 +185,6 @@ BAD: dict[str, tuple[Change, str]] = {
     "changed": (lambda all_: all_.update({"config.yaml": b"x"}), "config.yaml in it is not what"),
     "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not fit"),
     "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not fit"),
-    "no run": (lambda all_: told(all_, files={}) or dict.clear(all_), "it has no bundle.json"),
     "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not fit"),
     "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is no file of a run"),
     "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is no file of a run"),

@@ -4,11 +4,12 @@ import ast
 import re
 import shlex
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from omegaconf import OmegaConf
+import yaml
 
 import rlhf
 from rlhf.config.freeze import to_run_config
@@ -33,48 +34,29 @@ class ParityRow(NamedTuple):
         return re.findall(r"`([^`]+)`", self.here)
 
 
-class Section(NamedTuple):
-    """A table with its title, a text, and the heads of its columns."""
-
-    title: str
-    text: str
-    heads: list[str]
-    rows: list[ParityRow]
-
-
-def read_sections(path: Path) -> list[Section]:
-    """Tables in ``path``, with one row per line of ``rows``."""
-    sections: object = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(sections, list)
-    return [
-        Section(s["title"], s["text"], s["heads"], [read_row(x) for x in s["rows"].splitlines()])
-        for s in sections
-    ]
-
-
 def read_row(line: str) -> ParityRow:
     """A row of four cells with something in each."""
     name, what, here, tests = (cell.strip() for cell in line.split(" | "))
     return ParityRow(name, what, here, tuple(tests.split(", ")))
 
 
-SOURCE = Path(__file__).with_name("parity.yaml")
-SECTIONS = {section.title: section for section in read_sections(SOURCE)}
-ROWS = [row for section in SECTIONS.values() for row in section.rows]
+TABLES = {
+    table["title"]: [read_row(line) for line in table["rows"].splitlines()]
+    for table in yaml.safe_load(Path(__file__).with_name("parity.yaml").read_text("utf-8"))
+}
+ROWS = [row for rows in TABLES.values() for row in rows]
 KEYS = sorted({key for row in ROWS for key in row.keys})
 TESTS = sorted({test for row in ROWS for test in row.tests})
 
-FLAWS = [str(number) for number in range(1, 18)]
-
 
 def test_every_flaw_has_a_row() -> None:
-    rows = {row.name: row for row in SECTIONS["What differs on purpose"].rows}
-    assert [name for name in rows if name.isdigit()] == FLAWS
+    names = [row.name for row in TABLES["What differs on purpose"]]
+    assert [name for name in names if name.isdigit()] == [str(n) for n in range(1, 18)]
 
 
 def test_every_row_has_cells_and_a_key_or_says_that_there_is_none() -> None:
     words = ("built in", "no ", "not ")
-    free = SECTIONS["What differs on purpose"].rows  # a choice may be in no key
+    free = TABLES["What differs on purpose"]  # a choice may be in no key
     for row in ROWS:
         assert all(cell and cell != ("",) for cell in row), row
         assert row in free or row.keys or row.here.startswith(words), row
@@ -110,12 +92,9 @@ def test_every_named_test_exists() -> None:
 
 def test_every_flag_is_translated_by_its_error() -> None:
     """The error for a flag names a key, unless its row says that there is none."""
-    sections = [
-        section for title, section in SECTIONS.items() if title.startswith("DeepSpeed-Chat, ")
-    ]
-    assert len(sections) == 6
-    for section in sections:
-        for row in section.rows:
-            flag = row.name.removeprefix("--").replace("-", "_")
-            known = flag in schema_types() or suggested_keys(flag, schema_types())
-            assert known or "built in" in row.here, row.name
+    tables = [rows for title, rows in TABLES.items() if title.startswith("DeepSpeed-Chat, ")]
+    assert len(tables) == 6
+    for row in chain.from_iterable(tables):
+        flag = row.name.removeprefix("--").replace("-", "_")
+        known = flag in schema_types() or suggested_keys(flag, schema_types())
+        assert known or "built in" in row.here, row.name

@@ -141,10 +141,16 @@ def test_a_way_is_measured_beside_busy_processes(load: Any, tmp_path: Path) -> N
     }
 
 
-def test_flops_by_hand(load: Any) -> None:
-    shapes, floors = load("shapes"), load("floors")
+def small_work(load: Any) -> tuple[ModuleType, ModuleType, Any, Any]:
+    """Return the modules shapes and floors, a small decoder, and work for it."""
+    shapes = load("shapes")
     decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
     work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
+    return shapes, load("floors"), decoder, work
+
+
+def test_flops_by_hand(load: Any) -> None:
+    shapes, floors, decoder, work = small_work(load)
     # 32 weights for 10 tokens, attention over two sequences of 5, a head of 20 weights at 4 places.
     assert floors.forward_flops(decoder, work, logits=True) == 640 + 200 + 160
     assert floors.forward_flops(decoder, work, logits=False, responses=False) == 384 + 72
@@ -159,9 +165,7 @@ def test_flops_by_hand(load: Any) -> None:
 
 
 def test_bytes_of_a_step_by_hand(load: Any) -> None:
-    shapes, floors = load("shapes"), load("floors")
-    decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
-    work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
+    _, floors, decoder, work = small_work(load)
     # 32 + 20 weights; keys and values, 2 wide each, of 2 sequences at 3 + 1 tokens.
     assert floors.step_bytes(decoder, work, "fp32") == 4 * (52 + 32)
     assert floors.step_bytes(decoder, work, "bf16") == 2 * (52 + 32)
@@ -183,18 +187,10 @@ def test_weights_are_those_of_the_model(load: Any, tmp_path: Path, name: str) ->
 
 
 def test_generation_floor(load: Any) -> None:
-    shapes, floors = load("shapes"), load("floors")
-    decoder = shapes.Decoder(vocab=10, hidden=2, layers=1, heads=1, ffn=4)
-    work = shapes.Work(sequences=2, prompt_tokens=3, response_tokens=2)
-    rates = floors.Rates.of(
-        {
-            "read_buffer": [50.0, 168.0],
-            "read_packed": [100.0],
-            "one_matrix": [300.0],
-            "gemm_fp32": [114.0, 228.0],
-            "gemm_bf16": [1.0],
-        }
-    )
+    _, floors, decoder, work = small_work(load)
+    measured = {"read_buffer": [50.0, 168.0], "read_packed": [100.0], "one_matrix": [300.0]}
+    measured |= {"gemm_fp32": [114.0, 228.0], "gemm_bf16": [1.0]}
+    rates = floors.Rates.of(measured)
     assert (rates.bandwidth, rates.cached) == (168.0, 300.0)
     # 456 operations of the prompts at 228 a second, then one step of 336 bytes at 168 a second.
     assert rates.generation_floor(decoder, work, "fp32") == 2.0 + 2.0

@@ -21,14 +21,8 @@ from tests.runs import ROOT, python, wait_for
 from tests.runtime.test_resume import is_there
 
 PASSED = CheckRow(what="card", figure="H|100", expected="", verdict=RowVerdict.passed, seconds=1.25)
-FAILED = CheckRow(
-    what="loss",
-    figure="nan",
-    expected="5.7",
-    verdict=RowVerdict.failed,
-    seconds=2.0,
-    numbers={"a": 1},
-)
+FAILED = replace(PASSED, what="loss", figure="nan", expected="5.7", verdict=RowVerdict.failed)
+FAILED = replace(FAILED, seconds=2.0, numbers={"a": 1})
 SKIPPED = replace(PASSED, verdict=RowVerdict.skipped)
 
 

@@ -188,10 +188,6 @@ def test_the_moment_that_takes_most_is_told(compose: Compose) -> None:
     config = eight_gpus(compose)
     assert phase(config, Phase.ppo).peak_moment == "training of the actor"
     assert phase(config, Phase.sft).peak_moment == "training"
-    lengths = {"max_prompt_tokens": 1024, "max_response_tokens": 1024, "keep_graphs": When.never}
-    many = {"rollout_batch_size": 8 * 160, "mini_batch_size": 8, "micro_batch_size": 1}
-    generating = eight_gpus(compose, ppo=many, rollout=lengths)
-    assert phase(generating, Phase.ppo).peak_moment == "generation"
 
 
 @pytest.mark.parametrize(("top_p", "bytes_per_logit"), [(1.0, 14), (0.9, 21)])

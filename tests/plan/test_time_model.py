@@ -16,16 +16,8 @@ from tests.plan.planned import Compose, changed, machine, run_of, use
 from tests.zero_settings import zero_config
 
 N = 2816  # weights of the tiny model, 1536 of them in matrices; 800 in the head, tied
-PERFECT = Efficiency(
-    training=1.0,
-    scoring=1.0,
-    sharded=1.0,
-    bandwidth=1.0,
-    attention=1.0,
-    link=1.0,
-    layer_seconds=0.0,
-    message_seconds=0.0,
-)
+SHARES = ("training", "scoring", "sharded", "bandwidth", "attention", "link")
+PERFECT = Efficiency(**dict.fromkeys(SHARES, 1.0), layer_seconds=0.0, message_seconds=0.0)
 
 
 def setting(

@@ -31,8 +31,11 @@ def press(page: Tab, key: str) -> None:
     settled(page)
 
 
-def mouse(page: Tab, kind: str, x: float, y: float) -> None:
-    page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+def mouse(page: Tab, kind: str, share: float) -> None:
+    """Move, press or release the mouse at a share of the first chart's width."""
+    box = page.run(f"{FIGURE}.querySelector('.u-over').getBoundingClientRect().toJSON()")
+    place = {"x": box["left"] + share * box["width"], "y": box["top"] + 50}
+    page.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
     settled(page)
 
 
@@ -60,13 +63,11 @@ def test_charts_are_read_with_mouse_and_keyboard(tmp_path: Path) -> None:
         assert page.run(PICTURE) == whole
 
         # the mouse: values under the pointer; dragging zooms, and a double click shows all again
-        box = f"{FIGURE}.querySelector('.u-over').getBoundingClientRect()"
-        left, width, top = (page.run(f"{box}.{name}") for name in ("left", "width", "top"))
-        mouse(page, "mouseMoved", left + 0.05 * width, top + 50)
+        mouse(page, "mouseMoved", 0.05)
         assert page.run(SAID).startswith("3: ppo.kl_ctl=0.5")
-        mouse(page, "mousePressed", left + 0.5 * width, top + 50)
-        mouse(page, "mouseMoved", left + 0.9 * width, top + 50)
-        mouse(page, "mouseReleased", left + 0.9 * width, top + 50)
+        mouse(page, "mousePressed", 0.5)
+        mouse(page, "mouseMoved", 0.9)
+        mouse(page, "mouseReleased", 0.9)
         assert page.run(PICTURE) != whole
         press(page, "Escape")
         assert page.run(PICTURE) == whole
@@ -135,9 +136,7 @@ def test_charts_with_the_same_axis_move_together(tmp_path: Path) -> None:
         assert page.run(outside), "the chart does not reach the healthy range"
 
         # the pointer in the first chart: the second has the same step, or its nearest
-        box = f"{FIGURE}.querySelector('.u-over').getBoundingClientRect()"
-        left, width, top = (page.run(f"{box}.{name}") for name in ("left", "width", "top"))
-        mouse(page, "mouseMoved", left + 0.5 * width, top + 50)
+        mouse(page, "mouseMoved", 0.5)
         assert page.run(SAYS) == ["step 15: noisy 0.6", "step 15: few 10", ""]
         # the keyboard moves both too, and zooms both until Escape
         page.run(f"{FIGURE}.querySelector('.plot').focus()")

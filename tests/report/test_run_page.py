@@ -58,18 +58,11 @@ def made(tmp_path: Path, compose: Compose) -> Made:
                 "step": step,
                 "prompt": f"{n}\u2028?",
                 "response": f"{response} {step}",
-                "ended": True,
-                "score": 0.5 * n,
-                "gold": 0.25,
-                "gold_parts": {},
-                "kl": 0.1,
-                "token_texts": [response, f" {step}"],
-                "token_kl": [0.1, -0.2],
-                "token_values": values,
-                "token_advantages": [0.5, 1.0],
-                "token_rewards": [-0.01, 0.52],
-                "model": "actor",
             }
+            | {"ended": True, "score": 0.5 * n, "gold": 0.25, "gold_parts": {}, "kl": 0.1}
+            | {"token_texts": [response, f" {step}"], "token_kl": [0.1, -0.2], "model": "actor"}
+            | {"token_values": values, "token_advantages": [0.5, 1.0]}
+            | {"token_rewards": [-0.01, 0.52]}
             for step in (0, steps)
             for n in range(3)
         ]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from torch.distributed import HashStore
 
 from rlhf.runtime import peer_monitor
 from rlhf.runtime.peer_monitor import ADDRESS_KEY, PeerMonitor
@@ -24,24 +25,11 @@ def _little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_monitor, "GRACE_S", 0.2)
 
 
-class Store:
-    """What torch's store would hold."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-
-    def set(self, key: str, value: str, /) -> None:
-        self.values[key] = value
-
-    def get(self, key: str, /) -> bytes:
-        return self.values[key].encode()
-
-
 class Ranks:
     """Three ranks and the losses that each of them noticed."""
 
     def __init__(self) -> None:
-        self.store = Store()
+        self.store = HashStore()
         self.losses: list[list[str]] = [[], [], []]
         self.monitors = [
             PeerMonitor(self.store, rank, master=MASTER, on_loss=self.losses[rank].append)
@@ -62,7 +50,7 @@ class Ranks:
 
 
 def test_on_one_machine_only_its_own_ranks_can_connect() -> None:
-    store = Store()
+    store = HashStore()
     monitor = PeerMonitor(store, 0, master=MASTER, on_loss=lambda _: None, is_one_machine=True)
     address = json.loads(store.get(ADDRESS_KEY))
     assert address["host"] == "127.0.0.1"
@@ -125,7 +113,7 @@ def test_the_end_of_a_run_is_no_loss(ranks: Ranks) -> None:
 
 
 def test_strangers_are_not_listened_to(ranks: Ranks) -> None:
-    port = json.loads(ranks.store.values[ADDRESS_KEY])["port"]
+    port = json.loads(ranks.store.get(ADDRESS_KEY))["port"]
     for words in (
         b"GET / HTTP/1.1\n\n",
         b'{"failed": "all"}\n',
