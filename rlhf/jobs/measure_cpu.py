@@ -60,11 +60,11 @@ def _measure_microseconds_per_call() -> float:
     return _fastest_seconds(call_many_times) / CALLS * 1e6
 
 
-def _fastest_seconds(work: Callable[[], object], *, tries: int = 4) -> float:
-    """Call ``work`` to warm up, then ``tries`` times; return the seconds of the fastest call."""
+def _fastest_seconds(work: Callable[[], object]) -> float:
+    """Call ``work`` to warm up, then 4 times; return the seconds of the fastest call."""
     work()
     seconds = []
-    for _ in range(tries):
+    for _ in range(4):
         started = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - started)

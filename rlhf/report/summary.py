@@ -145,14 +145,14 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
     return names[last]
 
 
-def answers_side_by_side(run_dir: Path, *, prompts: int = 3) -> list[str]:
-    """Return lines with the first and the last answers to the prompts whose score changed most."""
+def answers_side_by_side(run_dir: Path) -> list[str]:
+    """Return lines with the first and the last answers to the 3 prompts that changed most."""
     samples = [*read_json_lines(run_dir / "samples.jsonl", SAMPLE)]
     found = find_changed_answers(samples)
     if not found.pairs:
         return []
     lines = [f"Answers before and after training (samples.jsonl): {found.told}"]
-    for first, last in found.pairs[:prompts]:
+    for first, last in found.pairs[:3]:
         lines.append(f"  {_one_line(last['prompt'])}")
         for when, answer in (("before", first), ("after", last)):
             end = "" if answer["ended"] else " (never ended)"

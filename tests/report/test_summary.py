@@ -18,6 +18,16 @@ from rlhf.report.summary import (
 )
 from rlhf.run.console import Console
 
+PAIRS = {  # measures before and after PPO
+    "score": (0.12, 1.83),
+    "gold": (0.31, 0.871234),
+    "exact": (0.25, 0.75),
+    "exact_greedy": (0.7, 0.8),
+    "gold_parts": ({"correct": 0.3, "polite": 0.4}, {"correct": 0.9, "polite": 1.0}),
+    "response_tokens": (11.0, 7.5),
+    "ended_share": (0.5, 1.0),
+    "corpus_perplexity": (12.5, 13.25),
+}
 RESULT: dict[str, Any] = {
     "objective": 0.871234,
     "phases": {
@@ -29,28 +39,10 @@ RESULT: dict[str, Any] = {
             "minimal_pairs": {"one_item_wrong": 0.913},
             "seconds": 8.1,
         },
-        "ppo": {
-            "score_before": 0.12,
-            "score_after": 1.83,
-            "gold_before": 0.31,
-            "gold_after": 0.871234,
-            "gold_after_ema": 0.86,
-            "exact_before": 0.25,
-            "exact_after": 0.75,
-            "exact_greedy_before": 0.7,
-            "exact_greedy_after": 0.8,
-            "gold_parts_before": {"correct": 0.3, "polite": 0.4},
-            "gold_parts_after": {"correct": 0.9, "polite": 1.0},
-            "response_tokens_before": 11.0,
-            "response_tokens_after": 7.5,
-            "ended_share_before": 0.5,
-            "ended_share_after": 1.0,
-            "corpus_perplexity_before": 12.5,
-            "corpus_perplexity_after": 13.25,
-            "corpus_perplexity_after_ema": 13.1,
-            "kl_to_reference": 1.21,
-            "seconds": 3783.2,
-        },
+        "ppo": {f"{name}_before": before for name, (before, _) in PAIRS.items()}
+        | {f"{name}_after": after for name, (_, after) in PAIRS.items()}
+        | {"gold_after_ema": 0.86, "corpus_perplexity_after_ema": 13.1}
+        | {"kl_to_reference": 1.21, "seconds": 3783.2},
         "dpo": {
             "accuracy": 0.7,
             "accuracy_ci": [0.65, 0.748],
@@ -151,25 +143,20 @@ def test_the_objective_is_named(
 def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     prompts = [f"\n\nHuman: {number}?\n\nAssistant:" for number in range(4)]
     samples = [
-        {
-            "phase": "ppo",
-            "step": step,
-            "prompt": prompt,
-            "response": f" {step} to {prompt[9]}",
-            "ended": step > 0,
-        }
+        {"phase": "ppo", "step": step, "prompt": prompt, "ended": step > 0}
+        | {"response": f" {step} to {prompt[9]}"}
         for step in (0, 10, 20)
         for prompt in prompts
     ]
     samples += [each | {"model": "actor_ema", "response": "average"} for each in samples[-4:]]
     (run_dir / "samples.jsonl").write_text("\n".join(map(json.dumps, samples)))
-    assert answers_side_by_side(run_dir, prompts=2)[1:] == [
-        "  Human: 0? Assistant:",
-        "    before 0 to 0 (never ended)",
-        "    after  20 to 0",
-        "  Human: 1? Assistant:",
-        "    before 0 to 1 (never ended)",
-        "    after  20 to 1",
+    shown = (
+        "  Human: {0}? Assistant:",
+        "    before 0 to {0} (never ended)",
+        "    after  20 to {0}",
+    )
+    assert answers_side_by_side(run_dir)[1:] == [
+        line.format(number) for number in range(3) for line in shown
     ]
     (run_dir / "samples.jsonl").write_text(json.dumps(samples[0]))
     assert answers_side_by_side(run_dir) == []
