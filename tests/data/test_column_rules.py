@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import ConfigError, DataError
-from rlhf.data.column_rules import parse_columns
-from rlhf.data.detect import Converted
+from rlhf.data.column_rules import Converted, parse_columns
 from rlhf.data.records import Record, Row
 
 KEY = "data.sets.pets.columns"
