@@ -1,6 +1,7 @@
 """python -m rlhf.runs verify: planted cheats are found by name, and honest runs pass."""
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -206,6 +207,17 @@ def test_the_policy_answers_again(run: Path) -> None:
     found = doubts_of(COMPUTING["answers"], checked(run))
     assert len(found) == 2
     assert {each.state for each in found} == {CheckState.differs}
+
+
+@pytest.mark.parametrize("word", ["reference_every: 1", "teacher_path: teacher"])
+def test_the_distance_from_a_reference_that_is_gone_is_no_difference(run: Path, word: str) -> None:
+    config = run / "config.yaml"
+    config.write_text(re.sub(f"{word.partition(' ')[0]} .*", word, config.read_text()))
+    lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(line | {"kl": line["kl"] + 1}) + "\n" for line in lines)
+    (run / "samples.jsonl").write_text(text)
+    (found,) = doubts_of(COMPUTING["answers"], checked(run))
+    assert (found.state, found.text[:3]) == (CheckState.unknown, "kl ")
 
 
 @pytest.mark.parametrize(

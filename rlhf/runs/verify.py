@@ -229,6 +229,11 @@ def check_answers(run: CheckedRun) -> Doubts:
         return
     last = [each for each in lines if each["step"] == lines[-1]["step"]]
     last = [each for each in last if each.get("model") == "actor"]
+    compared, ppo = ["prompt", "response", "score", "kl"], run.config.ppo
+    if ppo.reference_every > 0 or ppo.teacher_path is not None:
+        compared.remove("kl")  # an Evaluator measures from the model that training started from
+        text = "kl is to a reference that the run has not stored"
+        yield Doubt("samples.jsonl", text, CheckState.unknown)
     evaluator = Evaluator(run.folder, trusts_code=run.trusts_code)
     try:
         policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
@@ -237,7 +242,7 @@ def check_answers(run: CheckedRun) -> Doubts:
     finally:
         evaluator.close()
     for number, (line, row) in enumerate(zip(last, rows, strict=False), start=1):
-        for name in ("prompt", "response", "score", "kl"):
+        for name in compared:
             if not _is_close(line.get(name), row[name], EXACT):
                 text = f"{name} {line.get(name)!r}, and now {row[name]!r}"
                 yield Doubt(f"samples.jsonl, last answer {number}", text, _blame(run))
