@@ -29,7 +29,7 @@ from rlhf.options.corrections.off_policy import (
 )
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total
+from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total, learned_tokens
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
@@ -78,6 +78,7 @@ class CorrectionHook(PpoHook):
         if sampled_BT is None:
             return targets
         keep_BT, used = rollout.responses.keep_BT, targets.advantages
+        learned_BT = learned_tokens(config, rollout)
         weights = rollout_weights(
             rollout.logprobs_BT,
             sampled_BT,
@@ -89,7 +90,7 @@ class CorrectionHook(PpoHook):
         )
         return targets._replace(
             advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
-            metrics={**targets.metrics, **correction_metrics(weights, keep_BT)},
+            metrics={**targets.metrics, **correction_metrics(weights, learned_BT)},
         )
 
 
@@ -122,20 +123,21 @@ def effective_sample_share(config: PpoConfig, rollout: Rollout, ranks: Ranks) ->
 
     VCPO multiplies the learning rate by the square root of this share, since AdamW's rate grows
     with the square root of the batch: https://arxiv.org/abs/2602.17616. As in its code, weights
-    have no limits here, and at the levels of responses a response counts once. The share is 1 if
-    log-probs were not measured while sampling.
+    have no limits here, and at the levels of responses a response counts once. Tokens that enter no
+    loss do not count. The share is 1 if log-probs were not measured while sampling.
     """
     sampled_BT, keep_BT = rollout.responses.logprobs_BT, rollout.responses.keep_BT
     if sampled_BT is None:
         return 1.0
     level = cast(CorrectionLevel, config.rollout_correction.value)
     weights = rollout_weights(rollout.logprobs_BT, sampled_BT, keep_BT, level=level, cap=math.inf)
-    size = SampleSize.of(weights.weights_BT.double(), sampled_units(keep_BT, level=level))
+    units_BT = sampled_units(learned_tokens(config, rollout), level=level)
+    size = SampleSize.of(weights.weights_BT.double(), units_BT)
     return ranks.reduce_metrics({"size": size})["size"].value()
 
 
 def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:
-    """Return metrics of the importance weights of response tokens."""
+    """Return metrics of the importance weights of the tokens that enter the losses."""
     return {
         "ppo/rollout_weight": Mean.of(weights.weights_BT, keep_BT),
         "ppo/rollout_weight_min": Minimum.of(weights.weights_BT, keep_BT),

@@ -106,12 +106,14 @@ def test_the_mask_compares_with_the_policy_that_sampled(compose: Compose) -> Non
         assert (found["ppo/off_policy_masked_share"] > 0) == is_reached
 
 
-def slow_share(rollout: Rollout, level: str) -> float:
+def slow_share(rollout: Rollout, level: str, *, masks: bool) -> float:
     """The effective sample size of the rollout's weights before limits, one number at a time."""
     assert rollout.responses.logprobs_BT is not None
     weights = []
-    rows = zip(rollout.logprobs_BT, rollout.responses.logprobs_BT, LENGTHS, strict=True)
-    for ours_T, theirs_T, length in rows:
+    sides = (rollout.logprobs_BT, rollout.responses.logprobs_BT, rollout.responses.ended_B)
+    for ours_T, theirs_T, ended, length in zip(*sides, LENGTHS, strict=True):
+        if masks and not ended:
+            continue
         own = [float(ours_T[t]) - float(theirs_T[t]) for t in range(length)]
         match level:
             case "token":
@@ -124,12 +126,14 @@ def slow_share(rollout: Rollout, level: str) -> float:
 
 
 @pytest.mark.parametrize("ranks", [Ranks(), OneOfTwo(size=2)])
+@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 def test_the_learning_rate_follows_the_effective_sample_size(
-    compose: Compose, level: str, ranks: Ranks
+    compose: Compose, level: str, masks: bool, ranks: Ranks
 ) -> None:
     keys = [f"ppo.rollout_correction={level}", "ppo.rollout_correction_lr=true"]
     keys += ["ppo.rollout_correction_mode=mask", "ppo.rollout_correction_cap=1.01"]  # no matter
+    keys += [f"ppo.missing_end_mask={masks}"]
     config = to_run_config(compose(keys))
     (hook,) = build_hooks(config)
     for seed in range(3):
@@ -137,7 +141,7 @@ def test_the_learning_rate_follows_the_effective_sample_size(
         error_BT = torch.randn(plain.values_BT.shape, generator=torch.Generator().manual_seed(seed))
         sampled_BT = (plain.logprobs_BT + error_BT).masked_fill(~plain.responses.keep_BT, math.nan)
         rollout = plain._replace(responses=plain.responses._replace(logprobs_BT=sampled_BT))
-        share = slow_share(rollout, level)
+        share = slow_share(rollout, level, masks=masks)
         assert share < 0.9
         assert effective_sample_share(config.ppo, rollout, ranks) == pytest.approx(share, rel=1e-5)
         actor = SimpleNamespace(lr_scale=0.1)  # as a step before, or a checkpoint, left it
@@ -145,6 +149,8 @@ def test_the_learning_rate_follows_the_effective_sample_size(
         _, logged = hook.prepare_rollout(trainer, rollout)
         assert logged == {"ppo/lr_scale": actor.lr_scale}
         assert actor.lr_scale == pytest.approx(math.sqrt(share), rel=1e-5)
+        weight = maker_of(config).make(rollout, kl_ctl=0.0).metrics["ppo/rollout_weight"]
+        assert weight.count == sum(LENGTHS) - masks * LENGTHS[1], "response 1 has not ended"
         hook.prepare_rollout(trainer, plain)
         assert actor.lr_scale == 1.0, "nothing was measured while sampling"
 
