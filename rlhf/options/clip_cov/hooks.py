@@ -5,6 +5,8 @@ Shapes: B = sequences of this rank, T = response tokens, N = cells of a mask.
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ class ClipCovHook(PpoHook):
         covariances_BT = logprobs_BT * advantages_BT
         low, high = config.clip_cov_low, config.clip_cov_high
         is_high_BT = keep_BT & (covariances_BT > low) & (covariances_BT < high)
-        most = max(1, int(config.clip_cov_ratio * int(keep_BT.sum())))
+        most = max(1, int(Decimal(str(config.clip_cov_ratio)) * int(keep_BT.sum())))
         names = ("clip_cov", str(rollout.prompts.step), maker.ranks.rank)
         draws = random_stream(self.config.seed, *names)
         left_out_BT = draw_cells(is_high_BT, most, draws)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,11 +38,11 @@ class BesideAnother(Ranks):
         return {name: each + others for name, each in metrics.items()}
 
 
-def some_rollout(seed: int) -> Rollout:
+def some_rollout(seed: int, lengths: Sequence[int] = LENGTHS) -> Rollout:
     """Random scores and log-probs in float64, nan behind each response."""
-    keep_BT = keep_of(LENGTHS, 6)
-    plain = rollout_of(*(3 * normal(len(LENGTHS), seed=seed)).tolist())
-    ended_B = torch.arange(len(LENGTHS)) % 3 > 0
+    keep_BT = keep_of(lengths, max(lengths))
+    plain = rollout_of(*(3 * normal(len(lengths), seed=seed)).tolist())
+    ended_B = torch.arange(len(lengths)) % 3 > 0
     responses = Responses(torch.zeros_like(keep_BT).long(), keep_BT, ended_B)
     logprobs_BT = (-2 * normal(*keep_BT.shape, seed=seed + 1).abs()).masked_fill(~keep_BT, math.nan)
     values_BT = torch.zeros_like(logprobs_BT)
@@ -123,3 +123,11 @@ def test_the_draw_is_keyed_by_seed_step_and_rank() -> None:
         drawn.append(tuple((found.advantages.advantages_BT == 0).flatten().tolist()))
     assert drawn[0] == drawn[1]
     assert len(set(drawn)) == 4
+
+
+def test_the_share_of_tokens_is_exact() -> None:
+    """The product of the nearest binary numbers, 0.58 * 50, is below 29."""
+    config = config_of(clip_cov_ratio=0.58)
+    config = replace(config, ppo=replace(config.ppo, clip_cov_low=-1e9, clip_cov_high=1e9))
+    found = made(config, some_rollout(0, [10] * 5), Ranks())
+    assert found.metrics["ppo/clip_cov_share"].value() == pytest.approx(0.58)
