@@ -13,7 +13,7 @@ from rlhf.options.biases.keys import RewardBias
 
 def check(config: RunConfig) -> None:
     """Raise ConfigError if a bias has values that exclude each other, or nothing to corrupt."""
-    biases = find_biases(config)
+    biases, steps = find_biases(config), config.ppo.steps
     for name, part in biases.items():
         broken = {
             f"pattern={part.pattern}: bias=token needs it, and no other bias reads it": (
@@ -21,6 +21,8 @@ def check(config: RunConfig) -> None:
             ),
             "weight=0: a bias of this strength corrupts nothing; give it another weight, or "
             "remove the part": part.weight == 0,
+            f"onset={part.onset}: above ppo.steps={steps}, so that no step is corrupted; use an "
+            "earlier onset, or more steps": steps is not None and part.onset > steps,
         }
         refuse_broken_rule(broken, f"rewards.{name}.")
     is_alone = {
