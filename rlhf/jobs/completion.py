@@ -107,6 +107,11 @@ def build_new_config(job: Job) -> RunConfig:
     Raises:
         ConfigError: if a value is wrong, or an override has no effect.
     """
+    if job.resume is not None:
+        raise ConfigError(
+            f"resume={job.resume}: only launch.py resumes a run; give the words of "
+            f"{job.resume}/command.txt instead"
+        )
     cfg = job.cfg
     if (from_run := OmegaConf.select(cfg, "from_run")) is not None:
         source = expand_user_path(str(from_run), key="from_run").resolve()

@@ -289,6 +289,8 @@ def test_the_command_with_the_example(
         with pytest.raises(SystemExit):
             main(words.split(":")[0].split())
         assert words in capfd.readouterr().err
+    assert main(["resume=runs/latest"]) == 2
+    assert "resume=runs/latest: " in capfd.readouterr().err
     assert main(["--own", f"{__name__}:flipped_loss", "--batches", "2"]) == 1
     text = capfd.readouterr().out
     assert "the KL penalty alone   bias  1.000  cosine -1.0000" in text
