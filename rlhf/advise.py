@@ -43,6 +43,10 @@ PROBE = {
     "ppo.epochs": "null",
     "ppo.resampling_rounds": 0,  # this key and gdpo need an estimator that compares responses
     "ppo.gdpo": False,
+    "ppo.shared_trunk": False,  # a trunk's critic does not learn alone
+    "ppo.num_layers_unfrozen": "null",
+    "ppo.num_value_layers": 0,
+    "checkpoint.stop_after": "null",
 }
 EXPLAINED = "ppo/explained_variance"
 

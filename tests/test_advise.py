@@ -80,12 +80,20 @@ def test_rollouts_without_a_difference_are_refused() -> None:
             Probe.of(lines, [0.0])
 
 
-@pytest.mark.parametrize("words", ["ppo=dapo data.size=100000", "ppo.gdpo=true", "ppo.epochs=1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ppo=dapo data.size=100000",
+        "ppo.gdpo=true",
+        "ppo.epochs=1",
+        "experiment=ppo_shared_trunk",
+        "checkpoint.stop_after=ppo/1",
+    ],
+)
 def test_a_probe_replaces_the_keys_that_it_excludes(words: str, compose: Compose) -> None:
-    config = to_run_config(
-        compose([*words.split(), *(f"{k}={v}" for k, v in PROBE.items()), "ppo.steps=9"])
-    )
-    assert config.ppo.epochs is None
+    probing = PROBE | {"ppo.steps": 9, "ppo.actor_freeze_steps": 8}
+    config = to_run_config(compose([*words.split(), *(f"{k}={v}" for k, v in probing.items())]))
+    assert config.ppo.epochs is config.checkpoint.stop_after is None
 
 
 def test_command_probes_and_leaves_nothing(
