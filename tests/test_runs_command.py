@@ -65,6 +65,7 @@ def test_a_run_says_what_became_of_it(tiny_run: Path, capsys: Capture) -> None:
     first, second, last = capsys.readouterr().out.splitlines()
     assert first.split()[0] == str(tiny_run)
     assert second.startswith("    finished, began ")
+    assert " ," not in second, "a gain without an interval is left out"
     assert last.startswith("1 runs; ")
 
 

@@ -90,7 +90,7 @@ def _describe_run(run: FoundRun) -> Iterator[str]:
         yield f"{run.last_line['phase']} {run.last_line['step']}"
     if run.objective is not None:
         yield f"objective {run.objective:.3f}"
-        if run.gain is not None and None not in (run.gain.interval or (None,)):
+        if run.gain is not None and run.gain.interval_text:
             yield f"{run.gain.judge} {run.gain.interval_text}"
     if run.alarms:
         yield f"alarms: {', '.join(run.alarms)}"
