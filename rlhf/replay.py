@@ -137,7 +137,14 @@ def resume_to_end_step(target: Path, replay: Replay) -> None:
 
 
 def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayComparison:
-    """Compare the values that two run directories have logged for the steps of ``replay``."""
+    """Compare the values that two run directories have logged for the steps of ``replay``.
+
+    Raises:
+        CheckpointError: if the replay asked for answers, such as a judge's, that the run lacks.
+    """
+    for name in hooks_of("keys", "ANSWERS"):
+        if read_bytes(run_dir / name) != read_bytes(target / name):
+            raise CheckpointError(f"{run_dir / name} lacks answers that the steps need")
     logged = [read_logged_values(each).get(replay.phase, {}) for each in (run_dir, target)]
     values = tensors = 0
     for step in range(replay.start + 1, replay.end + 1):

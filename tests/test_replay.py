@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlhf import replay
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import Phase
 from rlhf.replay import Replay, compare_logs, plan_replay
 from tests.runs import ROOT, finished, python
@@ -62,3 +62,12 @@ def test_a_metric_that_the_replay_lacks_is_a_difference(tmp_path: Path) -> None:
         (tmp_path / name / "metrics.jsonl").write_text(line + "\n")
     found = compare_logs(tmp_path / "run", tmp_path / "replay", Replay(Phase.ppo, 0, 1))
     assert (found.step, found.differing) == (1, {"ppo/loss": (1.0, None)})
+
+
+def test_a_replay_that_asks_again_is_not_compared(tmp_path: Path) -> None:
+    for name in ("run", "replay"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+        (tmp_path / name / "verdicts.jsonl").write_text(name)
+    with pytest.raises(CheckpointError, match=r"run/verdicts\.jsonl lacks answers that the steps"):
+        compare_logs(tmp_path / "run", tmp_path / "replay", Replay(Phase.ppo, 0, 1))
