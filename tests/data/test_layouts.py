@@ -140,6 +140,7 @@ USABLE: Rows = [
         ({"prompt": ASK, "chosen": YES, "rejected": YES}, "chosen equals rejected"),
         ({"chosen": ASK + YES, "rejected": [*ASK, *ASK, *NO]}, "share no prompt"),
         ({"chosen": YES, "rejected": NO}, "prompt is empty"),
+        ({"messages": [*ASK, {"role": "critic", "content": "x"}]}, "[] has the role 'critic'"),
     ],
 )
 def test_unusable_row_is_counted(row: dict[str, Any], reason: str) -> None:
@@ -223,14 +224,3 @@ def test_one_space_where_there_is_none(prompt: str, response: str, joined: str) 
     (record,) = to_records([Row("f", 1, row)], source="f").records
     assert (record.prompt, record.rejected) == (prompt, f"{record.chosen}!")
     assert f"{prompt}{record.chosen}" == joined
-
-
-def test_a_row_with_an_odd_message_is_counted_with_its_place() -> None:
-    odd = {"messages": [*ASK, {"role": "critic", "content": "x"}]}
-    given = [{"messages": ASK + YES}, odd, {"messages": ASK + YES}, odd]
-    converted = to_records([Row("f", n, row) for n, row in enumerate(given, 1)], source="f")
-    assert len(converted.records) == 2
-    ((reason, count),) = converted.left_out.items()
-    assert count == 2
-    assert reason.startswith("messages[] has the role 'critic'")
-    assert converted.left_out.places[reason] == [("f", 2), ("f", 4)]

@@ -179,17 +179,6 @@ def test_sets_are_loaded_in_order_with_their_names_weights_and_phases(tmp_path: 
     assert as_texts(second) == [Record(prompt="\n\nHuman: b\n\nAssistant:", chosen=" c")]
 
 
-def test_copy_of_a_hub_set_has_its_splits_by_the_names_of_its_files(tmp_path: Path) -> None:
-    write(tmp_path / "train-00000-of-00002.parquet", pairs_of("a", 1))
-    write(tmp_path / "train-00001-of-00002.parquet", pairs_of("b", 1))
-    write(tmp_path / "dev.jsonl", pairs_of("c", 1))
-    (dataset,) = load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="dev"))
-    assert prompts(dataset.train) == ["a0:", "b0:"]
-    assert prompts(dataset.eval) == ["c0:"]
-    with pytest.raises(DataError, match=r"no split 'test'; choose dev or train\."):
-        load_sets(pets=DatasetConfig(path=str(tmp_path), eval_split="test"))
-
-
 def test_columns_of_every_set_are_checked_before_any_is_read() -> None:
     with pytest.raises(ConfigError, match=r"^data\.sets\.two\.columns\.prompt=q q: not a JMES"):
         load_sets(

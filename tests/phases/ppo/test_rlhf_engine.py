@@ -130,20 +130,9 @@ def test_without_values_there_is_no_critic(built: Built) -> None:
     assert built("ppo.advantage_estimator=reinforce_pp").critic is None
 
 
-def test_prompts_come_as_often_as_they_are_answered(built: Built) -> None:
-    batch = built("ppo.responses_per_prompt=2").prompts(["some", "words"])
-    assert batch.texts == ["some", "some", "words", "words"]
-
-
-@pytest.mark.parametrize("step", [0, 3])
-def test_prompts_have_the_same_draws_on_any_number_of_ranks(built: Built, step: int) -> None:
-    engine, texts = built("ppo.responses_per_prompt=2"), ["some", "words", "to", "share"]
-    alone = engine.prompts(texts, step=step)
-    shares = []
-    for rank in range(2):
-        engine.ranks = Ranks(rank, 2)
-        shares.append(engine.prompts(texts, step=step))
-    assert [text for share in shares for text in share.texts] == alone.texts
-    assert torch.equal(torch.cat([share.draws_BT for share in shares]), alone.draws_BT)
-    engine.ranks = Ranks()
-    assert not torch.equal(engine.prompts(texts, step=step + 1).draws_BT, alone.draws_BT)
+def test_a_rank_gets_its_share_of_repeated_prompts_with_draws_of_their_step(built: Built) -> None:
+    engine = built("ppo.responses_per_prompt=2")
+    engine.ranks = Ranks(1, 2)
+    batch, later = (engine.prompts(["some", "words"], step=step) for step in (0, 1))
+    assert batch.texts == ["words", "words"]
+    assert not torch.equal(batch.draws_BT, later.draws_BT)
