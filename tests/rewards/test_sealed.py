@@ -1,4 +1,7 @@
-"""A sealed judge keeps the code and data of the start, which nothing can change afterwards."""
+"""A sealed judge keeps the code and data of the start, which nothing can change afterwards.
+
+tests/config/bad_commands.txt has keys that seal nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from rlhf.base.errors import ConfigError, RewardError
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardTerm, check_reward_term
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.isolated import IsolatedReward
 from rlhf.rewards.rules import Answers
 from rlhf.rewards.sealed import require_sealed_judges, seal_judges
@@ -101,22 +104,6 @@ def test_no_process_of_the_same_user_can_read_a_judges_memory() -> None:
         assert scores(judge) == [0, 0], "the system then refuses /proc/PID/mem, except to root"
     finally:
         judge.close()
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"weight": 1}, r"weight=1: a sealed part is a judge, .* use weight=0"),
-        ({"sealed": "yes"}, r"sealed=yes: must be auto, or the 64 digits"),
-        ({"sealed": None}, r"files=\[labels,helper.py\]: must be paths .* with sealed=auto"),
-        ({"files": ["../labels"]}, r"files=\[\.\./labels\]: must be paths below the folder"),
-        ({"files": ["/labels"]}, r"files=\[/labels\]: must be paths below the folder"),
-    ],
-)
-def test_keys_that_seal_nothing_are_refused(keys: dict[str, object], said: str) -> None:
-    check_reward_term("rewards.right", TERM)
-    with pytest.raises(ConfigError, match=rf"^rewards\.right\.{said}"):
-        check_reward_term("rewards.right", replace(TERM, **keys))
 
 
 @pytest.mark.usefixtures("folder")
