@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
@@ -169,9 +170,9 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     if phase is Phase.ppo:
         passes = None
         if ppo.epochs is not None:
-            passes = max(1, math.ceil(examples * ppo.epochs / per_step))
+            passes = max(1, math.ceil(examples * Fraction(str(ppo.epochs)) / per_step))
         return min(limit for limit in (ppo.steps, passes) if limit is not None)
-    epochs = float(getattr(config, phase.value).epochs)
+    epochs = Fraction(str(getattr(config, phase.value).epochs))
     steps = math.ceil(examples * epochs / per_step)
     for further in hooks_of("rules", "num_added_steps", config):
         steps += further(config, phase, examples=examples)

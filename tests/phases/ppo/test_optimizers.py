@@ -81,3 +81,9 @@ def test_steps_and_epochs_are_both_caps(
     caps = [f"ppo.steps={steps}", f"ppo.epochs={epochs}"]
     config = to_run_config(compose([*words, *(cap.replace("None", "null") for cap in caps)]))
     assert num_phase_steps(config, Phase.ppo, examples=10) == expected
+
+
+def test_a_part_of_a_pass_is_exact(compose: Compose) -> None:
+    """The product of the nearest binary numbers, 1.1 * 100, is above 110."""
+    config = to_run_config(compose(["sft.epochs=1.1", "sft.batch_size=10"]))
+    assert num_phase_steps(config, Phase.sft, examples=100) == 11
