@@ -59,6 +59,7 @@ def interpolation(draw: Random, folder: Path, key: str) -> Case:
     """Return a command with an interpolation without a value; it must be refused and named."""
     inner = draw.choice(WRONG)
     wrong = draw.choice([f"${{{inner}}}", f"a-${{{inner}}}", f"${{{inner}}}${{seed}}"])
+    start = [word for word in START if not word.startswith(f"{key}=")]  # would replace the key
     match draw.choice(["word", "word", "loop", "hydra", "preset", "sweep"]):
         case "word":
             name = f"{key}='{wrong}'"
@@ -74,12 +75,12 @@ def interpolation(draw: Random, folder: Path, key: str) -> Case:
             (folder / "experiment").mkdir(exist_ok=True)
             text = f"# @package _global_\n{nested(key, wrong)}\n"
             (folder / "experiment/own.yaml").write_text(text)
-            own = [f"--config-dir={folder}", "experiment=own", *START[1:]]
+            own = [f"--config-dir={folder}", "experiment=own", *start[1:]]
             act, name = partial(launched, own, folder), f"preset {key}: {wrong}"
         case _:
             (folder / "sweeps").mkdir(exist_ok=True)
             (folder / "sweeps/own.yaml").write_text(f"{key}: [{wrong!r}]\nseed: [1, 2]\n")
-            act, name = partial(swept, ["-m", "sweep=own", *START], folder), f"sweep {key}: {wrong}"
+            act, name = partial(swept, ["-m", "sweep=own", *start], folder), f"sweep {key}: {wrong}"
     # Few runs read Hydra's own keys, and its resolver answers null for an unknown one.
     return Case(name, act, must_refuse="hydra" not in name)
 

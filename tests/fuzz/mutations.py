@@ -43,8 +43,11 @@ def mutate_bytes(draw: Random, path: Path) -> str:
 
 def mutate_json(draw: Random, path: Path) -> str:
     """Remove, rename or replace a value at any depth of a JSON file; return what was done."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if draw.random() < 0.1:
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return mutate_bytes(draw, path)  # an earlier damage
+    if draw.random() < 0.1 or not isinstance(content, dict | list):
         content, text = draw.choice(VALUES), "all replaced"
     else:
         text = _mutate_value(draw, content)

@@ -1,16 +1,15 @@
-"""Planned beside traced memory of models of real size (benchmarks/planner.md).
-
-``make soak`` traces it again.
-"""
+"""Planned beside traced memory of models of real size (benchmarks/planner.md)."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.pretend_cuda.memory import differences, traced_elsewhere
 from tools.docs import memory_table
-from tools.docs.memory_table import CONFIGURATIONS, moments
+from tools.docs.memory_table import CONFIGURATIONS, TRACED, moments
 
 CONF = Path(__file__).parents[2] / "conf"
 PAGE = CONF.parent / "benchmarks" / "planner.md"
@@ -29,3 +28,9 @@ def test_the_plan_is_within_a_tenth_of_the_trace_as_the_page_says(
     lines = PAGE.read_text().splitlines()
     for cells in (header, *rows):
         assert f"| {' | '.join(cells)} |" in lines
+
+
+@pytest.mark.slow
+def test_the_smallest_model_takes_what_is_stored() -> None:
+    found = traced_elsewhere("OPT-125M")  # make soak traces all models
+    assert not differences(found, json.loads(TRACED.read_text()))

@@ -85,7 +85,7 @@ def without_values() -> Iterator[None]:
 
     from rlhf.models import build
     from rlhf.models.sources import ModelSource
-    from rlhf.phases.ppo import rlhf_engine
+    from rlhf.phases.ppo import loop, rlhf_engine
     from rlhf.phases.shared import scoring
     from tests.models_on_disk import small_tokenizer
 
@@ -99,6 +99,7 @@ def without_values() -> Iterator[None]:
             (PreTrainedModel, "_initialize_weights", lambda *_, **__: None),
             (stage_1_and_2, "is_invalid_grad_norm", lambda _: False),
             (scoring, "count_failed_scores", lambda _: 0),
+            (loop, "values_to_log", lambda *_: defaultdict(float)),
             (build, "require_finite_weights", lambda *_, **__: None),
             (rlhf_engine, "critic_source", critic_source),
             (rlhf_engine, "load_tokenizer", lambda *_, **__: small_tokenizer()),
