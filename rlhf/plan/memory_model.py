@@ -184,14 +184,18 @@ def logit_bytes(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> 
 def no_grad_pass_bytes(
     model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool
 ) -> int:
-    """Return the bytes in use in a pass without gradients: one feed-forward layer and logits.
+    """Return the most bytes in use in a pass without gradients: a feed-forward layer or logits.
 
     The layer holds its input and its normed input. It also holds the input and the output of its
-    activation or, if it is gated, the activation's output, the other factor and their product.
+    activation or, if it is gated, the activation's output, the other factor and their product; with
+    an adapter, its product and its sum with the layer's output too. Beside the logits there are the
+    last layer's output and its normed output.
     """
     shape = model.shape
-    wide = sequences * tokens * (2 * shape.hidden + (3 if shape.is_gated else 2) * shape.ffn)
-    return wide * size + logit_bytes(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
+    matrices = 2 + shape.is_gated + 2 * (model.extra_weights > 0)
+    logits = logit_bytes(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
+    outputs = sequences * tokens * 2 * shape.hidden * size
+    return outputs + max(sequences * tokens * matrices * shape.ffn * size, logits)
 
 
 def gradient_bucket_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:

@@ -222,12 +222,12 @@ def test_logits_are_there_in_blocks() -> None:
     assert gpu(use(Role.critic), positions=10) == 0
 
 
-def test_reading_keeps_one_layer() -> None:
-    # 15 tokens of 2 * 8 + 2 * 32 numbers, and their logits.
-    wide = 15 * (16 + 64) * 2
+def test_reading_keeps_one_layer_or_the_logits() -> None:
+    # 15 tokens of 2 * 8 numbers, and of 2 * 32 in the layer or their logits.
     reading = partial(no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
-    assert reading(use()) == wide + 15 * 100 * (2 + 8)
-    assert reading(use(Role.reward)) == wide
+    assert reading(use()) == 15 * 16 * 2 + 15 * 100 * (2 + 8)
+    assert reading(use(Role.reward)) == 15 * (16 + 64) * 2
+    assert reading(use(Role.reward, extra_weights=1)) == 15 * (16 + 128) * 2
 
 
 @pytest.mark.parametrize(
