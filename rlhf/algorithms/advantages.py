@@ -81,14 +81,13 @@ def gae(
     ``last_values_B``; without this argument V is 0, as if a response that reaches the length limit
     had finished. ``lam`` is one number, or one per response (B,).
     """
-    kept_rewards_BT = rewards_BT.masked_fill(~keep_BT, 0.0)
     kept_values_BT = values_BT.masked_fill(~keep_BT, 0.0)
     next_advantage_B = torch.zeros_like(kept_values_BT[:, 0])
     next_value_B = torch.zeros_like(next_advantage_B) if last_values_B is None else last_values_B
     columns: list[Tensor] = []
     for t in reversed(range(values_BT.shape[1])):
         keep_B = keep_BT[:, t]
-        delta_B = kept_rewards_BT[:, t] + gamma * next_value_B - kept_values_BT[:, t]
+        delta_B = rewards_BT[:, t] + gamma * next_value_B - kept_values_BT[:, t]
         advantage_B = delta_B + gamma * lam * next_advantage_B
         next_advantage_B = torch.where(keep_B, advantage_B, next_advantage_B)
         next_value_B = torch.where(keep_B, kept_values_BT[:, t], next_value_B)

@@ -134,23 +134,17 @@ class PairResult(NamedTuple):
     rejected_end: float
 
 
-def first_difference(chosen: list[int], rejected: list[int]) -> int | None:
+def first_difference(chosen: list[int], rejected: list[int]) -> int:
     """The first position where two rows differ."""
-    for i, (a, b) in enumerate(zip(chosen, rejected, strict=True)):
-        if a != b:
-            return i
-    return None
+    return next(i for i, (a, b) in enumerate(zip(chosen, rejected, strict=True)) if a != b)
 
 
 def reward_loss(pair: Pair, *, pad_id: int) -> PairResult:
     """Mean pairwise loss from the first difference to the end of the longer sequence."""
     length = len(pair.chosen)
     ends = [row.index(pad_id) if pad_id in row else length for row in pair[:2]]
-    first, end = first_difference(pair.chosen, pair.rejected), max(ends)
-    if first is None:
-        first, end = length - 1, length
     losses = []
-    for i in range(first, end):
+    for i in range(first_difference(pair.chosen, pair.rejected), max(ends)):
         margin = pair.chosen_values[i] - pair.rejected_values[i]
         losses.append(math.log(1 + math.exp(-margin)))
     return PairResult(

@@ -3,8 +3,6 @@
 ``tests/phases/ppo/test_deepspeed_chat_agreement.py`` compares a whole step of PPO.
 """
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -66,14 +64,3 @@ def test_reward_model_loss_and_end_scores() -> None:
     held_BS = [held(x, side.attend_BS) for x, side in zip(values_BS, PAIR_BATCH, strict=True)]
     theirs = [seeds.reward_loss(pair, pad_id=OWN_PAD) for pair in pairs_of(*held_BS)]
     assert_close(ours_B, [result.loss for result in theirs], atol=1e-9)
-
-
-def test_reward_model_loss_of_a_pair_without_a_difference() -> None:
-    """Theirs is log 2 at the last position, a constant; ours is 0. Neither teaches anything."""
-    row = [5, 6, 7]
-    batch = collate_pairs([row], [row], [2], pad_id=OWN_PAD, device=torch.device("cpu"))
-    values_BS = normal(1, 3, seed=9)
-    assert divergence_loss(values_BS, values_BS, batch).item() == 0.0
-    values = values_BS[0].tolist()
-    theirs = seeds.reward_loss(seeds.Pair(row, row, values, values), pad_id=OWN_PAD)
-    assert theirs.loss == pytest.approx(math.log(2))

@@ -8,9 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
 
-# What the endpoint does for the next requests, one word for each; then it scores.
-FAULTS = "sleep 500 nan length cut text texts true huge away endless".split()
-
 
 class Endpoint(ThreadingHTTPServer):
     """A server on localhost; ``faults`` are taken from the front, one for each request."""

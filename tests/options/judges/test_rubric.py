@@ -47,11 +47,6 @@ def test_a_faulty_rubric_is_refused_with_place_value_and_rule(
     assert "\n" not in str(caught.value)
 
 
-def test_a_rubric_that_is_missing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rubric=.*nowhere.yaml: cannot be read \(No such file"):
-        read_rubric(str(tmp_path / "nowhere.yaml"))
-
-
 def test_a_request_has_the_questions_their_scales_and_the_texts_as_they_are(tmp_path: Path) -> None:
     rubric = read_rubric(write_rubric(tmp_path))
     system, user = rubric.build_messages("Why $prompt?", ["It costs $5 {x} </response>"])
