@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.chat.talker import ChatMessage, Talker, WriteText
@@ -19,38 +19,31 @@ COMMANDS: Mapping[str, str] = {
 }
 
 
+@dataclass
 class Dialogue:
     """The state of a chat: messages, system message and temperature.
 
     Answers go to ``write`` in pieces, notices to ``say``.
+
+    Raises:
+        ConfigError: if answers can be as long as the model's context.
     """
 
-    def __init__(
-        self,
-        talker: Talker,
-        sampling: SamplingSettings,
-        *,
-        write: WriteText,
-        say: WriteText,
-    ) -> None:
-        """Start an empty conversation.
+    talker: Talker
+    sampling: SamplingSettings
+    write: WriteText
+    say: WriteText
+    _system: list[ChatMessage] = field(default_factory=list, init=False)
+    _messages: list[ChatMessage] = field(default_factory=list, init=False)
+    _said: set[str] = field(default_factory=set, init=False)  # notices are not repeated
 
-        Raises:
-            ConfigError: if answers can be as long as the model's context.
-        """
-        self._talker = talker
-        self._sampling = sampling
-        self._write = write
-        self._say = say
-        self._system: list[ChatMessage] = []
-        self._messages: list[ChatMessage] = []
-        self._said: set[str] = set()  # notices that were printed and are not repeated
-        positions = talker.context_length
-        if sampling.max_tokens < 1:
-            raise ConfigError(f"--max-tokens={sampling.max_tokens}: must be at least 1")
-        if positions is not None and sampling.max_tokens >= positions:
+    def __post_init__(self) -> None:
+        positions = self.talker.context_length
+        if self.sampling.max_tokens < 1:
+            raise ConfigError(f"--max-tokens={self.sampling.max_tokens}: must be at least 1")
+        if positions is not None and self.sampling.max_tokens >= positions:
             raise ConfigError(
-                f"--max-tokens={sampling.max_tokens}: prompt and answer share the model's "
+                f"--max-tokens={self.sampling.max_tokens}: prompt and answer share the model's "
                 f"{positions} positions; use less than {positions}"
             )
 
@@ -66,7 +59,7 @@ class Dialogue:
             elif line.strip():
                 self._answer([*self._messages, _build_message("user", line.strip())])
         except RlhfError as error:
-            self._say(f"error: {error}")
+            self.say(f"error: {error}")
         return True
 
     def _run_command(self, command: str, text: str) -> None:
@@ -74,38 +67,38 @@ class Dialogue:
             case "/help":
                 width = max(map(len, COMMANDS))
                 for name, meaning in COMMANDS.items():
-                    self._say(f"{name:<{width}}  {meaning}")
-                self._say("A message that begins with / needs a space before it.")
+                    self.say(f"{name:<{width}}  {meaning}")
+                self.say("A message that begins with / needs a space before it.")
             case "/clear":
                 self._messages.clear()
                 self._said.clear()
-                self._say("The conversation is empty.")
+                self.say("The conversation is empty.")
             case "/system":
                 self._set_system(text)
             case "/temperature":
                 temperature = parse_temperature(text, option="/temperature")
-                self._sampling = replace(self._sampling, temperature=temperature)
-                self._say(f"The temperature is {temperature:g}.")
+                self.sampling = replace(self.sampling, temperature=temperature)
+                self.say(f"The temperature is {temperature:g}.")
             case "/regenerate":
                 if not self._messages:
                     raise ConfigError("/regenerate: there is no answer yet")
                 self._answer(self._messages[:-1])
             case _:
-                self._say(f"{command}: no such command; /help lists them")
+                self.say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
         """Answer the last message of ``asked``; store messages and answer as the conversation."""
         ids = self._drop_oldest_turns(asked)
-        answer = self._talker.answer(ids, self._sampling, self._write)
-        self._write("\n")
+        answer = self.talker.answer(ids, self.sampling, self.write)
+        self.write("\n")
         match answer.why:
             case "cut":
                 self._say_once(
-                    f"Answers are cut at {self._sampling.max_tokens} tokens: --max-tokens sets "
+                    f"Answers are cut at {self.sampling.max_tokens} tokens: --max-tokens sets "
                     "the limit."
                 )
             case "stopped":
-                self._say("(stopped)")
+                self.say("(stopped)")
         if answer.text:
             self._messages = [*asked, _build_message("assistant", answer.text)]
 
@@ -115,12 +108,12 @@ class Dialogue:
         Raises:
             ConfigError: if the last message is too long by itself.
         """
-        talker = self._talker
+        talker = self.talker
         while True:
             ids = talker.encode_prompt([*self._system, *asked])
             if talker.context_length is None:
                 return ids
-            room = talker.context_length - self._sampling.max_tokens
+            room = talker.context_length - self.sampling.max_tokens
             if len(ids) <= room:
                 return ids
             if len(asked) == 1:
@@ -137,16 +130,16 @@ class Dialogue:
             )
 
     def _set_system(self, text: str) -> None:
-        if not self._talker.expects_conversations:
-            self._say("The model's prompts are no conversations: no system message.")
+        if not self.talker.expects_conversations:
+            self.say("The model's prompts are no conversations: no system message.")
             return
         self._system = [_build_message("system", text)] if text else []
-        self._say("The system message is set." if text else "There is no system message.")
+        self.say("The system message is set." if text else "There is no system message.")
 
     def _say_once(self, notice: str) -> None:
         if notice not in self._said:
             self._said.add(notice)
-            self._say(notice)
+            self.say(notice)
 
 
 def parse_temperature(text: str, *, option: str) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -16,14 +16,14 @@ from torch import nn
 from rlhf.base.cpu import available_memory_bytes
 from rlhf.base.decoder_modules import DecoderModules, end_token_ids
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import KernelsSeam
 from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
 from rlhf.config.choices import When
 from rlhf.options import kernels_for
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
-from rlhf.rollout.decoders.fused import FusedDecoder, can_fuse
+from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.layers import AdapterOf
+from rlhf.rollout.decoders.projections import ACTIVATIONS
 from rlhf.rollout.decoders.via_cache import CacheDecoder
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Pause, Request, Scheduler
@@ -46,6 +46,7 @@ class FastSettings:
 FindModules = Callable[..., DecoderModules | None]  # called as find_modules(model, tokens=MAXIMUM)
 
 
+@dataclass
 class FastRollout:
     """A ``RolloutBackend`` with a preallocated KV cache and continuous batching.
 
@@ -53,25 +54,14 @@ class FastRollout:
     modules of a model for fused decoding, or None to decode with the model's own ``forward``.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingSettings,
-        settings: FastSettings,
-        *,
-        pad_id: int,
-        stop: StopTexts,
-        adapter_of: AdapterOf,
-        find_modules: FindModules,
-        ranks: Ranks,
-    ) -> None:
-        self._sampling = sampling
-        self._settings = settings
-        self._pad_id = pad_id
-        self._stop = stop
-        self._adapter_of = adapter_of
-        self._find_modules = find_modules
-        self._ranks = ranks
-        self._kept: GraphedDecoder | None = None
+    sampling: SamplingSettings
+    settings: FastSettings
+    pad_id: int
+    stop: StopTexts
+    adapter_of: AdapterOf
+    find_modules: FindModules
+    ranks: Ranks
+    _kept: GraphedDecoder | None = field(default=None, init=False)
 
     def generate(
         self,
@@ -88,7 +78,7 @@ class FastRollout:
         requests = self._build_requests(prompts, limits, prefixes)
         tokens = max(len(request.prompt) + request.limit for request in requests)
         self._answer_requests(actor, prompts, requests, tokens=tokens)
-        return pad_responses(requests, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        return pad_responses(requests, pad_id=self.pad_id, device=prompts.ids_BP.device)
 
     def sample_conversations(
         self, actor: Engine, prompts: PromptBatch, pause: Pause, *, max_tokens: int
@@ -112,12 +102,12 @@ class FastRollout:
         pause: Pause | None = None,
     ) -> None:
         """Generate all responses; each prompt plus response has at most ``tokens`` tokens."""
-        rows = min(self._settings.max_rows or len(requests), len(requests))
+        rows = min(self.settings.max_rows or len(requests), len(requests))
         parked = 0 if pause is None else rows
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
-            parts = self._find_modules(model, tokens=tokens)
-            if parts is not None and not can_fuse(parts):
+            parts = self.find_modules(model, tokens=tokens)
+            if parts is not None and parts.activation not in ACTIVATIONS:
                 parts = None
             gathers = parts is not None and self._should_gather_weights(actor, model)
             is_layerwise = actor.is_sharded and not gathers
@@ -127,11 +117,11 @@ class FastRollout:
                 decoder = self._select_decoder(model, fused, extent, tokens=tokens)
                 scheduler = Scheduler(
                     decoder,
-                    self._sampling,
+                    self.sampling,
                     end_ids=end_token_ids(model),
-                    stop=self._stop,
+                    stop=self.stop,
                     max_rows=rows,
-                    any_rank_works=self._ranks.any if is_layerwise else bool,
+                    any_rank_works=self.ranks.any if is_layerwise else bool,
                     pause=pause,
                 )
                 with self._autocast_context(decoder):
@@ -144,7 +134,7 @@ class FastRollout:
         prefixes: Sequence[list[int]] | None = None,
     ) -> list[Request]:
         ids = unpad_prompts(prompts)
-        limits = [self._sampling.max_tokens] * len(ids) if limits is None else limits
+        limits = [self.sampling.max_tokens] * len(ids) if limits is None else limits
         prefixes = [[]] * len(ids) if prefixes is None else prefixes
         return [
             Request(index, tuple(prompt), limit, list(prefix), [0.0] * len(prefix))
@@ -159,18 +149,18 @@ class FastRollout:
         *,
         tokens: int,
     ) -> Decoder | DrawingDecoder:
-        dtype, device = self._settings.dtype, self._ranks.device
+        dtype, device = self.settings.dtype, self.ranks.device
         rows = extent.rows + extent.parked
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
-        kernels: KernelsSeam = kernels_for(parts.tokens.weight.device.type)
+        kernels = kernels_for(parts.tokens.weight.device.type)
         sizes = {"rows": rows, "tokens": tokens}
-        compiled = kernels.build_fused_decoder(parts, self._adapter_of, **sizes, dtype=dtype)
+        compiled = kernels.build_fused_decoder(parts, self.adapter_of, **sizes, dtype=dtype)
         if compiled is not None:
             return compiled
-        if device.type == "cuda" and self._settings.cuda_graphs:
+        if device.type == "cuda" and self.settings.cuda_graphs:
             return self._get_graph_decoder(model, parts, extent)
-        return FusedDecoder(parts, self._adapter_of, rows=rows, tokens=tokens, dtype=dtype)
+        return FusedDecoder(parts, self.adapter_of, rows=rows, tokens=tokens, dtype=dtype)
 
     def _get_graph_decoder(
         self, model: PreTrainedModel, parts: DecoderModules, extent: Extent
@@ -185,19 +175,19 @@ class FastRollout:
         del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
             parts,
-            self._adapter_of,
+            self.adapter_of,
             rows=extent.rows + extent.parked,
             tokens=extent.columns,
-            dtype=self._settings.dtype,
+            dtype=self.settings.dtype,
         )
         graphed = GraphedDecoder(
             fused,
-            self._sampling,
+            self.sampling,
             end_ids=end_token_ids(model),
             extent=extent,
             weights=weights,
         )
-        if self._settings.keeps_graphs:
+        if self.settings.keeps_graphs:
             self._kept = graphed
         return graphed
 
@@ -209,17 +199,17 @@ class FastRollout:
         """
         if isinstance(decoder, CacheDecoder):
             return nullcontext()
-        return torch.autocast(self._ranks.device.type, enabled=False)
+        return torch.autocast(self.ranks.device.type, enabled=False)
 
     def _should_gather_weights(self, actor: Engine, model: nn.Module) -> bool:
         """Return True if the ranks, which all agree, should gather weights for a whole rollout."""
-        match self._settings.gather_weights:
+        match self.settings.gather_weights:
             case _ if not actor.is_sharded:
                 return False
             case When.auto:
                 needed = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-                lacks = needed * self._settings.dtype.itemsize > spare_bytes(self._ranks.device) / 2
-                return not self._ranks.any(lacks)
+                lacks = needed * self.settings.dtype.itemsize > spare_bytes(self.ranks.device) / 2
+                return not self.ranks.any(lacks)
             case choice:
                 return choice is When.always
 

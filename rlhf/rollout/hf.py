@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 
+@dataclass
 class HfRollout:
     """A ``RolloutBackend`` that samples with ``generate`` from the weights being trained."""
 
-    def __init__(self, sampling: SamplingSettings, *, pad_id: int, stop: StopTexts) -> None:
-        self._sampling = sampling
-        self._pad_id = pad_id
-        self._stop = stop
+    sampling: SamplingSettings
+    _: KW_ONLY
+    pad_id: int
+    stop: StopTexts
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt; its random numbers are the prompt's row of draws_BT."""
@@ -50,10 +52,10 @@ class HfRollout:
 
         end_ids = end_token_ids(policy)
         settings = GenerationConfig(
-            max_new_tokens=self._sampling.max_tokens,
+            max_new_tokens=self.sampling.max_tokens,
             do_sample=False,  # the logits processor draws the token
             eos_token_id=list(end_ids) if ends_early else None,
-            pad_token_id=self._pad_id,
+            pad_token_id=self.pad_id,
         )
         num_rows, prompt_tokens = prompts.ids_BP.shape
         stopped_at: list[int | None] = [None] * num_rows
@@ -82,8 +84,8 @@ class HfRollout:
                 logits_BV,
                 # Under ZeRO-3 a finished rank takes part in further steps, with its last draw.
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
-                self._sampling,
-                barred_B=everyone_B if step < self._sampling.min_tokens else None,
+                self.sampling,
+                barred_B=everyone_B if step < self.sampling.min_tokens else None,
                 end_ids=end_ids,
             )
             only_BV = torch.full_like(logits_BV, -torch.inf)
@@ -99,9 +101,9 @@ class HfRollout:
 
         def has_stopped(ids_BS: Tensor, *_: object, **__: object) -> Tensor:
             beat()
-            responses = ids_BS[:, prompt_tokens:].tolist() if self._stop else []
+            responses = ids_BS[:, prompt_tokens:].tolist() if self.stop else []
             for row, response_ids in enumerate(responses):
-                if stopped_at[row] is None and self._stop.completes_stop_text(response_ids):
+                if stopped_at[row] is None and self.stop.completes_stop_text(response_ids):
                     stopped_at[row] = len(response_ids) - 1
             return torch.tensor([at is not None for at in stopped_at], device=ids_BS.device)
 
@@ -116,7 +118,7 @@ class HfRollout:
                 is_end_BT[row, place] = True
         ends_before_BT = is_end_BT.long().cumsum(dim=1) - is_end_BT.long()
         keep_BT = ends_before_BT == 0
-        ids_BT = ids_BT.masked_fill(~keep_BT, self._pad_id)
+        ids_BT = ids_BT.masked_fill(~keep_BT, self.pad_id)
         return Responses(ids_BT, keep_BT, (is_end_BT & keep_BT).any(dim=1))
 
 

@@ -96,6 +96,7 @@ class PausedRows(Protocol):
 Pause = Callable[[Decoder | DrawingDecoder, range], PausedRows]
 
 
+@dataclass
 class Scheduler:
     """A loop that drives a decoder until every request has ended.
 
@@ -107,33 +108,25 @@ class Scheduler:
     ranks, a rank that has finished runs dummy passes for the others.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder | DrawingDecoder,
-        sampling: SamplingSettings,
-        *,
-        end_ids: Sequence[int],
-        stop: StopTexts,
-        max_rows: int,
-        any_rank_works: Callable[[bool], bool],
-        pause: Pause | None = None,
-    ) -> None:
-        self._decoder = decoder
-        self._sampling = sampling
-        self._end_ids = end_ids
-        self._stop = stop
-        self._max_rows = max_rows
-        self._any_rank_works = any_rank_works
-        self._active: list[Request] = []
-        self._paused: PausedRows | None = None
-        if pause is not None:
-            self._paused = pause(decoder, range(max_rows, 2 * max_rows))
+    decoder: Decoder | DrawingDecoder
+    sampling: SamplingSettings
+    end_ids: Sequence[int]
+    stop: StopTexts
+    max_rows: int
+    any_rank_works: Callable[[bool], bool]
+    pause: Pause | None = None
+    _active: list[Request] = field(default_factory=list, init=False)
+    _paused: PausedRows | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.pause is not None:
+            self._paused = self.pause(self.decoder, range(self.max_rows, 2 * self.max_rows))
 
     def run(self, requests: Sequence[Request], draws_NT: Tensor) -> None:
         """Generate all responses; row ``request.index`` of ``draws_NT`` decides their tokens."""
         # Longest first: a prefill gets texts of similar length, and equal texts are adjacent.
         waiting = sorted(requests, key=lambda r: (len(r.all_ids), r.all_ids), reverse=True)
-        while self._any_rank_works(bool(waiting or self._active or self._paused)):
+        while self.any_rank_works(bool(waiting or self._active or self._paused)):
             beat()
             if continued := self._select_continuing(waiting):
                 requests, logits_BV = self._continue_requests(continued, draws_NT.device)
@@ -145,16 +138,16 @@ class Scheduler:
             elif self._active:
                 requests, drawn_2B = self._active, self._decode(draws_NT)
             else:  # nothing to do: other ranks work, or the last paused request has ended
-                if not isinstance(self._decoder, DrawingDecoder):
+                if not isinstance(self.decoder, DrawingDecoder):
                     ids_1 = torch.zeros(1, dtype=torch.long, device=draws_NT.device)
-                    self._decoder.decode(ids_1, [0])
+                    self.decoder.decode(ids_1, [0])
                 continue
             self._append_tokens(requests, drawn_2B)
             self._free_rows_of_complete_turns()
 
     def _decode(self, draws_NT: Tensor) -> Tensor:
         """Decode and draw a token for every active request; return tokens and log-probs (2, B)."""
-        requests, decoder = self._active, self._decoder
+        requests, decoder = self._active, self.decoder
         if isinstance(decoder, DrawingDecoder):
             steps = [
                 (r.ids[-1], r.newest_position, r.index, r.first_draw + r.num_turn_tokens)
@@ -166,9 +159,9 @@ class Scheduler:
 
     def _select_joining(self, waiting: Sequence[Request]) -> list[Request]:
         """Return the ``waiting`` requests to prefill next; none if the next pass should decode."""
-        free = self._max_rows - len(self._active) - len(self._paused or ())
-        packs = isinstance(self._decoder, PackingDecoder)
-        fewest = 1 if packs else max(1, self._max_rows // JOINING_SHARE)
+        free = self.max_rows - len(self._active) - len(self._paused or ())
+        packs = isinstance(self.decoder, PackingDecoder)
+        fewest = 1 if packs else max(1, self.max_rows // JOINING_SHARE)
         if not waiting or (self._active and free < fewest):
             return []
         fitting = max(1, PREFILL_TOKENS // len(waiting[0].all_ids))
@@ -192,7 +185,7 @@ class Scheduler:
         prompts = [torch.tensor(group[0].all_ids) for group in groups]
         ids_JP = copy_to_device(pad_sequence(prompts, batch_first=True), device)
         lengths = [len(prompt) for prompt in prompts]
-        decoder, behind = self._decoder, len(self._active)
+        decoder, behind = self.decoder, len(self._active)
         first, logits_BV = self._prefill_texts(Texts(ids_JP, lengths))
         self._active += [group[0] for group in groups]
         sources = list(range(len(logits_BV)))
@@ -210,22 +203,21 @@ class Scheduler:
         places = torch.tensor([[r.index, r.num_turn_tokens, r.first_draw] for r in requests])
         indices, steps, first = copy_to_device(places, draws_NT.device).unbind(1)
         fewest = min(request.num_turn_tokens for request in requests)
-        barred_B = steps < self._sampling.min_tokens if fewest < self._sampling.min_tokens else None
+        barred_B = steps < self.sampling.min_tokens if fewest < self.sampling.min_tokens else None
         drawn = draw_tokens(
             logits_BV,
             draws_NT[indices, first + steps],
-            self._sampling,
+            self.sampling,
             barred_B=barred_B,
-            end_ids=self._end_ids,
+            end_ids=self.end_ids,
         )
         return stack_token_logprobs(drawn)
 
     def _append_tokens(self, requests: list[Request], drawn_2B: Tensor) -> None:
-        """Append a token and its log-probability to each request; this waits for the device."""
         for request, token, logprob in zip(requests, *drawn_2B.tolist(), strict=True):
             request.ids.append(int(token))
             request.logprobs.append(logprob)
-            request.has_ended = int(token) in self._end_ids or self._stop.completes_stop_text(
+            request.has_ended = int(token) in self.end_ids or self.stop.completes_stop_text(
                 request.ids, first=request.turn_starts[-1]
             )
 
@@ -240,7 +232,7 @@ class Scheduler:
                 self._active.pop()
             if row < len(self._active) and self._active[row].is_turn_complete:
                 last = self._active.pop()
-                self._decoder.move_row(len(self._active), row, columns=last.newest_position)
+                self.decoder.move_row(len(self._active), row, columns=last.newest_position)
                 self._active[row] = last
 
     def _select_continuing(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
@@ -248,7 +240,7 @@ class Scheduler:
         if not self._paused:
             return []
         self._paused.fetch_observations(is_idle=not (self._active or self._select_joining(waiting)))
-        return self._paused.select_continuing(self._max_rows)
+        return self._paused.select_continuing(self.max_rows)
 
     def _continue_requests(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
@@ -271,7 +263,7 @@ class Scheduler:
 
         The same pass decodes the active rows if the decoder can do both.
         """
-        decoder, behind = self._decoder, len(self._active)
+        decoder, behind = self.decoder, len(self._active)
         if self._active and isinstance(decoder, PackingDecoder):
             newest = self._newest_tokens(texts.ids_NP.device)
             return 0, decoder.decode_and_prefill(*newest, texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,7 @@ class SamplingInTurn:
         return self._finished.pop(step)
 
 
+@dataclass
 class SamplingAhead:
     """A ``RolloutBackend`` that samples step t with the weights after step t - 1 - ``lag``.
 
@@ -58,45 +60,37 @@ class SamplingAhead:
     steps learn from, are part of a checkpoint: they are smaller than the weights that sampled them.
     """
 
-    def __init__(
-        self,
-        sampler: StepSampler,
-        prompts_of: Callable[[int], PromptBatch],
-        *,
-        lag: int,
-        steps: int,
-        pad_id: int,
-        ranks: Ranks,
-    ) -> None:
-        self._sampler = sampler
-        self._prompts_of = prompts_of
-        self._lag = lag
-        self._steps = steps
-        self._pad_id = pad_id
-        self._ranks = ranks
-        self._begun = 0  # the last step for which sampling has begun
-        self._pending: dict[int, Responses] = {}  # collected for a checkpoint, or read from one
-        self._stored: list[TensorSlice] = []  # pending responses of all ranks, packed
-        self._next = 1  # the step whose responses are requested next
+    sampler: StepSampler
+    prompts_of: Callable[[int], PromptBatch]
+    lag: int
+    steps: int
+    pad_id: int
+    ranks: Ranks
+    _begun: int = field(default=0, init=False)  # the last step for which sampling has begun
+    # Pending responses, which were collected for a checkpoint, or read from one.
+    _pending: dict[int, Responses] = field(default_factory=dict, init=False)
+    # Pending responses of all ranks, packed.
+    _stored: list[TensorSlice] = field(default_factory=list, init=False)
+    _next: int = field(default=1, init=False)  # the step whose responses are requested next
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return the responses of the step of ``prompts``; begin to sample the steps after it."""
         step = prompts.step
         assert step is not None, "evaluations sample with the current weights"
-        last = min(step + self._lag, self._steps)
+        last = min(step + self.lag, self.steps)
         coming = range(max(step, self._begun + 1), last + 1)
         if coming:
-            batches = [prompts if each == step else self._prompts_of(each) for each in coming]
-            self._sampler.begin_sampling(actor, batches)
+            batches = [prompts if each == step else self.prompts_of(each) for each in coming]
+            self.sampler.begin_sampling(actor, batches)
             self._begun = last
         self._next = step + 1
-        return self._pending.pop(step, None) or self._sampler.wait_for_responses(step)
+        return self._pending.pop(step, None) or self.sampler.wait_for_responses(step)
 
     def wait_for_begun_steps(self) -> None:
         """Wait for the responses of all steps whose sampling has begun; keep them as pending."""
         for step in range(self._next, self._begun + 1):
             if step not in self._pending:
-                self._pending[step] = self._sampler.wait_for_responses(step)
+                self._pending[step] = self.sampler.wait_for_responses(step)
 
     @property
     def training_state(self) -> SamplingAhead:
@@ -104,8 +98,8 @@ class SamplingAhead:
         self.wait_for_begun_steps()
         self._stored = [(STEPS, 0, torch.tensor(sorted(self._pending), dtype=torch.long))]
         for step, here in sorted(self._pending.items()):
-            parts = [unpack_responses(one) for one in self._ranks.all_gather(pack_responses(here))]
-            packed = pack_responses(join_rows(parts, pad_id=self._pad_id))
+            parts = [unpack_responses(one) for one in self.ranks.all_gather(pack_responses(here))]
+            packed = pack_responses(join_rows(parts, pad_id=self.pad_id))
             self._stored += [(f"{step}/{name}", 0, tensor) for name, tensor in packed.items()]
         return self
 
@@ -116,7 +110,7 @@ class SamplingAhead:
 
     def stream(self) -> Iterator[TensorSlice]:
         """Return the pending responses of all ranks on rank 0, and nothing on other ranks."""
-        return iter(self._stored if self._ranks.is_main else [])
+        return iter(self._stored if self.ranks.is_main else [])
 
     def load(self, read_part: Callable[[str, slice], Tensor]) -> None:
         """Read a checkpoint's pending responses with ``read_part``; keep this rank's rows."""
@@ -125,7 +119,7 @@ class SamplingAhead:
         for step in read_part(STEPS, every).tolist():
             names = packed_tensor_names(read_part(f"{step}/{FACTS}", every))
             whole = unpack_responses({n: read_part(f"{step}/{n}", every) for n in [FACTS, *names]})
-            self._pending[step] = own_responses(whole, self._ranks)
+            self._pending[step] = own_responses(whole, self.ranks)
             self._begun = step
 
     def state_dict(self) -> dict[str, Any]:

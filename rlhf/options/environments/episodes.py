@@ -53,6 +53,7 @@ class EpisodeLimits(NamedTuple):
     episode: int
 
 
+@dataclass
 class EpisodeRollout:
     """A ``RolloutBackend`` whose responses are episodes.
 
@@ -61,31 +62,22 @@ class EpisodeRollout:
     prefills all of it again.
     """
 
-    def __init__(
-        self,
-        backend: RolloutBackend,
-        begin: Callable[[PromptBatch], EpisodeCounterpart],
-        limits: EpisodeLimits,
-        *,
-        pad_id: int,
-        ranks: Ranks,
-    ) -> None:
-        self._backend = backend
-        self._begin = begin
-        self._limits = limits
-        self._pad_id = pad_id
-        self._ranks = ranks
+    backend: RolloutBackend
+    begin: Callable[[PromptBatch], EpisodeCounterpart]
+    limits: EpisodeLimits
+    pad_id: int
+    ranks: Ranks
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one episode per prompt."""
-        counterpart, measures = self._begin(prompts), True
-        if isinstance(self._backend, FastRollout):
-            pause, tokens = partial(ParkedRows, counterpart), self._limits.episode
-            episodes = self._backend.sample_conversations(actor, prompts, pause, max_tokens=tokens)
+        counterpart, measures = self.begin(prompts), True
+        if isinstance(self.backend, FastRollout):
+            pause, tokens = partial(ParkedRows, counterpart), self.limits.episode
+            episodes = self.backend.sample_conversations(actor, prompts, pause, max_tokens=tokens)
         else:
             episodes, measures = self._sample_turn_by_turn(actor, prompts, counterpart)
         device, outcomes = prompts.ids_BP.device, counterpart.outcomes()
-        responses = pad_episodes(episodes, outcomes, pad_id=self._pad_id, device=device)
+        responses = pad_episodes(episodes, outcomes, pad_id=self.pad_id, device=device)
         return responses if measures else responses._replace(logprobs_BT=None)
 
     def _sample_turn_by_turn(
@@ -97,12 +89,12 @@ class EpisodeRollout:
         a turn that it discards while other ranks still sample, because a pass of a sharded model
         needs all ranks.
         """
-        limit, measures = min(self._limits), True
+        limit, measures = min(self.limits), True
         episodes = [Request(i, tuple(ids), limit) for i, ids in enumerate(unpad_prompts(prompts))]
         active = episodes
-        while self._ranks.any(bool(active)):
+        while self.ranks.any(bool(active)):
             rows = active or episodes[:1]
-            responses = self._backend.generate(actor, self._build_turn_prompts(prompts, rows))
+            responses = self.backend.generate(actor, self._build_turn_prompts(prompts, rows))
             prompts = prompts._replace(continues=True)
             measures = responses.logprobs_BT is not None
             if not active:
@@ -116,9 +108,9 @@ class EpisodeRollout:
     def _build_turn_prompts(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
         """Return the ``episodes`` so far as prompts, with the random draws for their next turns."""
         said = [[*episode.prompt, *episode.ids] for episode in episodes]
-        padded = pad_rows(said, pad_id=self._pad_id, on_left=True)
+        padded = pad_rows(said, pad_id=self.pad_id, on_left=True)
         ids_BP, attend_BP = (copy_to_device(each, prompts.ids_BP.device) for each in padded)
-        size = self._limits.turn
+        size = self.limits.turn
         draws = [prompts.draws_BT[e.index, e.first_draw :][:size] for e in episodes]
         texts = [prompts.texts[episode.index] for episode in episodes]
         filled = prompts._replace(ids_BP=ids_BP, attend_BP=attend_BP, draws_BT=torch.stack(draws))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,7 @@ class _Episode(Outcome):
     is_cut: bool = False  # the last turn reached its limit before its end token
 
 
+@dataclass
 class Episodes:
     """One batch of episodes with environments; an ``EpisodeCounterpart``.
 
@@ -176,52 +177,46 @@ class Episodes:
             ``continuations``, if faults of environments end more than max_failures episodes.
     """
 
-    def __init__(
-        self,
-        config: EnvironmentConfig,
-        pool: EnvironmentPool,
-        tokenizer: PreTrainedTokenizerBase,
-        encoder: Encoder,
-        limits: EpisodeLimits,
-        prompts: PromptBatch,
-    ) -> None:
-        """Begin the episodes of ``prompts``."""
-        self._config = config
-        self._pool = pool
-        self._tokenizer = tokenizer
-        self._encoder = encoder
-        self._prompts = prompts
-        self._limits = limits
-        self._faults: Counter[str] = Counter()
-        self._failed: dict[int, Reply] = {}  # replies for episodes whose ``reset`` failed
-        self._due: list[Reply] = []
-        assert prompts.seeds is not None, "prompts of episodes have seeds"
-        self._episodes = [_Episode() for _ in prompts.seeds]
-        rows = prompts.columns or [{}] * len(prompts.seeds)
-        for index, (seed, row) in enumerate(zip(prompts.seeds, rows, strict=True)):
-            pool.reset(index, seed=seed, row=row)
+    config: EnvironmentConfig
+    pool: EnvironmentPool
+    tokenizer: PreTrainedTokenizerBase
+    encoder: Encoder
+    limits: EpisodeLimits
+    prompts: PromptBatch
+    _faults: Counter[str] = field(default_factory=Counter, init=False)
+    # Replies for episodes whose ``reset`` failed.
+    _failed: dict[int, Reply] = field(default_factory=dict, init=False)
+    _due: list[Reply] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        seeds = self.prompts.seeds
+        assert seeds is not None, "prompts of episodes have seeds"
+        self._episodes = [_Episode() for _ in seeds]
+        rows = self.prompts.columns or [{}] * len(seeds)
+        for index, (seed, row) in enumerate(zip(seeds, rows, strict=True)):
+            self.pool.reset(index, seed=seed, row=row)
         for _ in self._episodes:
-            self._due = self._due or pool.replies(wait=True)
+            self._due = self._due or self.pool.replies(wait=True)
             self._check_first_observation(self._due.pop())
 
     def submit_turn(self, request: Request) -> None:
         """Decode the turn that has just ended, and send it to the environment."""
         episode, index = self._episodes[request.index], request.index
         ids = request.ids[request.turn_starts[-1] :]
-        text = self._tokenizer.decode(ids, skip_special_tokens=True).strip()
+        text = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
         episode.messages.append(Utterance("assistant", text))
         episode.tokens, episode.is_cut = len(request.ids), not request.has_ended
         if index in self._failed:
             self._due.append(self._failed[index])
         else:
-            self._pool.step(index, text)
+            self.pool.step(index, text)
 
     def continuations(self, *, wait: bool) -> list[Continuation]:
         """Return new continuations: the ids of an episode's next observation, or its end."""
-        replies, self._due = self._due or self._pool.replies(wait=wait), []
+        replies, self._due = self._due or self.pool.replies(wait=wait), []
         answers = [(reply.episode, self._add_reply(reply)) for reply in replies]
         open_ones = [(index, answer) for index, answer in answers if answer is not None]
-        ids = self._encoder.encode_observations(
+        ids = self.encoder.encode_observations(
             [(answer.role, answer.text) for _, answer in open_ones]
         )
         over = [Continuation(index, None) for index, answer in answers if answer is None]
@@ -239,10 +234,10 @@ class Episodes:
         if reply.failure is not None:
             self._failed[reply.episode] = reply
             return
-        first, expected = reply.observation, self._prompts.texts[reply.episode]
+        first, expected = reply.observation, self.prompts.texts[reply.episode]
         if not expected.endswith(render_plain_observation(first.role, first.text)):
             raise RolloutError(
-                f"environment.kind={self._config.kind}: with the same seed and row, reset returned "
+                f"environment.kind={self.config.kind}: with the same seed and row, reset returned "
                 f"{first.text[:80]!r} now and {expected[-80:]!r} when the data was made; take all "
                 "randomness from the seed"
             )
@@ -261,7 +256,7 @@ class Episodes:
             self._count_fault(reply)
             return None
         episode.ended = step.terminated
-        at_limit = len(episode.rewards) == self._config.max_turns
+        at_limit = len(episode.rewards) == self.config.max_turns
         episode.truncated = not step.terminated and (step.truncated or at_limit)
         if episode.ended or episode.truncated:
             return None
@@ -273,9 +268,9 @@ class Episodes:
         """Return a continuation with the ids ``added``, or the episode's end if they do not fit."""
         episode = self._episodes[index]
         if episode.is_cut:
-            added = [self._encoder.end_id, *added]  # the policy did not write the turn's end token
+            added = [self.encoder.end_id, *added]  # the policy did not write the turn's end token
         begin = episode.tokens + len(added)
-        if begin >= self._limits.episode:
+        if begin >= self.limits.episode:
             episode.failures.append(FailureName.too_long)
             episode.rewards[-1] += self._failure_reward(FailureName.too_long)
             episode.truncated = True
@@ -284,21 +279,21 @@ class Episodes:
         return Continuation(
             index,
             added,
-            limit=min(begin + self._limits.turn, self._limits.episode),
-            first_draw=len(episode.rewards) * self._limits.turn,
+            limit=min(begin + self.limits.turn, self.limits.episode),
+            first_draw=len(episode.rewards) * self.limits.turn,
         )
 
     def _failure_reward(self, failure: FailureName) -> float:
-        price: float = getattr(self._config.failure_rewards, failure.value)
+        price: float = getattr(self.config.failure_rewards, failure.value)
         return price
 
     def _count_fault(self, reply: Reply) -> None:
         """Count a fault of an environment; raise RolloutError if there are too many."""
         self._faults[str(reply.failure)] += 1
-        if self._faults.total() > self._config.max_failures:
+        if self._faults.total() > self.config.max_failures:
             counts = ", ".join(f"{count} {name}" for name, count in self._faults.items())
             raise RolloutError(
-                f"environment.kind={self._config.kind} failed {describe_step(self._prompts)} in "
+                f"environment.kind={self.config.kind} failed {describe_step(self.prompts)} in "
                 f"{self._faults.total()} episodes ({counts}), more than environment.max_failures="
-                f"{self._config.max_failures}; the last one: {reply.problem}"
+                f"{self.config.max_failures}; the last one: {reply.problem}"
             )

@@ -6,6 +6,7 @@ its columns, C = chunks of columns.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ WARPS = 4
 FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
 
 
+@dataclass
 class GpuAttention:
     """The attention kernels of attention_triton.py, called with torch's tensors.
 
@@ -28,18 +30,10 @@ class GpuAttention:
     ``programs`` in all (None: enough for the whole GPU), if the columns of the KV cache suffice.
     """
 
-    def __init__(
-        self,
-        kernels: ModuleType,
-        *,
-        programs: int | None = None,
-        chunk: int = CHUNK,
-        block_bytes: int = BLOCK_BYTES,
-    ) -> None:
-        self._kernels = kernels
-        self._programs = programs
-        self._chunk = chunk
-        self._block_bytes = block_bytes
+    kernels: ModuleType
+    programs: int | None = None
+    chunk: int = CHUNK
+    block_bytes: int = BLOCK_BYTES
 
     def __call__(
         self,
@@ -60,17 +54,20 @@ class GpuAttention:
         assert kv_cache_2RKLD.is_contiguous()
         assert positions_B.is_contiguous()
         assert all(each.stride(2) == 1 for each in newest)
-        chunks = -(-kv_cache_2RKLD.shape[3] // self._chunk)
+        chunks = -(-kv_cache_2RKLD.shape[3] // self.chunk)
         means_BQCD = query_BQD.new_empty(rows, num_heads, chunks, size, dtype=torch.float32)
         parts = (means_BQCD, means_BQCD.new_empty(means_BQCD.shape[:3]))
         strides = [each.stride(axis) for each in newest for axis in (0, 1)]
         strides += [kv_cache_2RKLD.stride(axis) for axis in (0, 2)]
         constants = choose_kernel_constants(
-            num_heads // num_kv_heads, size, query_BQD.dtype, self._chunk, self._block_bytes
+            num_heads // num_kv_heads, size, query_BQD.dtype, self.chunk, self.block_bytes
         )
-        programs = self._programs or _count_programs(query_BQD.device)
+        programs = self.programs
+        if programs is None:
+            gpu = torch.cuda.get_device_properties(query_BQD.device)
+            programs = PROGRAMS * gpu.multi_processor_count
         sharing = min(chunks, -(-programs // (rows * num_kv_heads)))
-        self._kernels.attend[rows, num_kv_heads, sharing](
+        self.kernels.attend[rows, num_kv_heads, sharing](
             newest,
             kv_cache_2RKLD,
             positions_B,
@@ -81,17 +78,13 @@ class GpuAttention:
             **FUSED,
         )
         out_BQD = query_BQD.new_empty(rows, num_heads, size)
-        self._kernels.combine[rows, num_heads](
+        self.kernels.combine[rows, num_heads](
             parts, positions_B, out_BQD, chunks, SIZES=constants["SIZES"], num_warps=1, **FUSED
         )
         return out_BQD
 
 
 @cache
-def _count_programs(device: torch.device) -> int:
-    return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def choose_kernel_constants(
     group: int, size: int, dtype: torch.dtype, chunk: int = CHUNK, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from io import StringIO
 from typing import Any
@@ -27,7 +27,6 @@ from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.options.hybrid_engine.supported_models import Greedy, describe_parity_failure
 from rlhf.rollout.hf import HfRollout, replace_generation_config
-from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
 REFUSAL = "rollout.backend=hybrid_engine"
@@ -48,6 +47,7 @@ class HybridSettings:
     cuda_graphs: bool
 
 
+@dataclass
 class HybridEngineRollout(HfRollout):
     """A ``RolloutBackend`` that samples with ``generate`` of DeepSpeed's Hybrid Engine.
 
@@ -55,42 +55,33 @@ class HybridEngineRollout(HfRollout):
         CapabilityError: in ``generate``, if DeepSpeed's layers fail or disagree with the model.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingSettings,
-        settings: HybridSettings,
-        *,
-        pad_id: int,
-        stop: StopTexts,
-    ) -> None:
-        super().__init__(sampling, pad_id=pad_id, stop=stop)
-        self._settings = settings
-        self._is_checked = False
+    settings: HybridSettings
+    _is_checked: bool = field(default=False, init=False)
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt, which depends only on the prompt and its random draws."""
         if not self._is_checked:
             self._check_parity(actor, prompts)
             self._is_checked = True
-        num_rows, at_once = len(prompts.texts), self._settings.max_rows
+        num_rows, at_once = len(prompts.texts), self.settings.max_rows
         parts = [
             self._sample(
                 actor, take_rows(prompts, list(range(first, min(first + at_once, num_rows))))
             )
             for first in range(0, num_rows, at_once)
         ]
-        return join_rows(parts, pad_id=self._pad_id)
+        return join_rows(parts, pad_id=self.pad_id)
 
     def _sample(self, actor: Engine, prompts: PromptBatch) -> Responses:
-        num_rows, options = len(prompts.texts), self._length_options(self._sampling.max_tokens)
-        if self._settings.cuda_graphs:
-            prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
+        num_rows, options = len(prompts.texts), self._length_options(self.sampling.max_tokens)
+        if self.settings.cuda_graphs:
+            prompts = _pad_to_max(prompts, self.settings, pad_id=self.pad_id)
         with actor.evaluating() as module, _use_deepspeed_layers(module) as (policy, generate):
             responses = self.sample(
                 policy,
                 prompts,
                 generate,
-                ends_early=not self._settings.cuda_graphs,
+                ends_early=not self.settings.cuda_graphs,
                 synced_gpus=actor.is_sharded,
                 **options,
             )
@@ -98,7 +89,7 @@ class HybridEngineRollout(HfRollout):
 
     def _length_options(self, tokens: int) -> dict[str, int]:
         """Return {}, or with CUDA graphs the options that fix the number of generated tokens."""
-        is_fixed = self._settings.cuda_graphs
+        is_fixed = self.settings.cuda_graphs
         return {"max_new_tokens": tokens, "min_new_tokens": tokens} if is_fixed else {}
 
     def _check_parity(self, actor: Engine, prompts: PromptBatch) -> None:
@@ -106,15 +97,15 @@ class HybridEngineRollout(HfRollout):
         # Generate ``max_rows`` rows, although only the first COMPARED_ROWS rows are compared.
         # The first call of the engine fixes the number of rows in its KV cache.
         num_rows = len(prompts.texts)
-        prompts = take_rows(prompts, [row % num_rows for row in range(self._settings.max_rows)])
-        if self._settings.cuda_graphs:
-            prompts = _pad_to_max(prompts, self._settings, pad_id=self._pad_id)
-        tokens = min(COMPARED_TOKENS, self._sampling.max_tokens)
+        prompts = take_rows(prompts, [row % num_rows for row in range(self.settings.max_rows)])
+        if self.settings.cuda_graphs:
+            prompts = _pad_to_max(prompts, self.settings, pad_id=self.pad_id)
+        tokens = min(COMPARED_TOKENS, self.sampling.max_tokens)
         with actor.evaluating() as module:
             found = describe_parity_failure(
                 lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
                 lambda ids_NT: _compute_plain_logprobs(module, prompts, ids_NT),
-                dtype=self._settings.dtype,
+                dtype=self.settings.dtype,
             )
         if found is not None:
             raise CapabilityError(f"{REFUSAL}: {found}; use rollout=fast")
@@ -132,7 +123,7 @@ class HybridEngineRollout(HfRollout):
             return logits_BV
 
         settings = GenerationConfig(
-            max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=self._pad_id
+            max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=self.pad_id
         )
         with (
             _use_deepspeed_layers(module) as (policy, generate),
@@ -147,12 +138,6 @@ class HybridEngineRollout(HfRollout):
                 **self._length_options(tokens),
             )
         return Greedy(ids_BS[rows, prompts.ids_BP.shape[1] :], torch.stack(logprobs, dim=1))
-
-
-def copy_generate_to_wrapper(module: nn.Module) -> None:
-    """Copy ``generate`` and ``config`` from ``module.pretrained`` to ``module``, for DeepSpeed."""
-    policy: Any = module.pretrained
-    module.generate, module.config = policy.generate, policy.config
 
 
 def adapt_deepspeed_layers(module: nn.Module) -> int:

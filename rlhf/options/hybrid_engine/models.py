@@ -9,10 +9,7 @@ from torch import nn
 
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.hybrid_engine.hybrid_rollout import (
-    adapt_deepspeed_layers,
-    copy_generate_to_wrapper,
-)
+from rlhf.options.hybrid_engine.hybrid_rollout import adapt_deepspeed_layers
 
 
 def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
@@ -29,7 +26,8 @@ def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
 
 def adapt_policy(policy: LanguageModel) -> None:
     """Copy ``generate`` to the policy's wrapper, where DeepSpeed replaces it by its own."""
-    copy_generate_to_wrapper(policy)
+    wrapper: Any = policy
+    wrapper.generate, wrapper.config = policy.pretrained.generate, policy.pretrained.config
 
 
 def adapt_actor_of_engine(module: nn.Module) -> dict[str, float]:

@@ -14,6 +14,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, as_completed
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -83,15 +84,11 @@ def build_start_command(config: RunConfig) -> str:
 
 def _open_client(config: RunConfig) -> VllmClient:
     server = config.rollout.server
-    return _open_server(server.url, server.timeout_seconds, build_start_command(config))
+    start = build_start_command(config)
+    return _open_server(server.url, timeout=server.timeout_seconds, start=start)
 
 
-@cache
-def _open_server(url: str, timeout: float, start: str) -> VllmClient:
-    """Return the client of this process, whose backends share its connections."""
-    return VllmClient(url, timeout=timeout, start=start)
-
-
+@dataclass
 class VllmServerRollout:
     """A ``RolloutBackend`` that samples on a vLLM server.
 
@@ -99,24 +96,13 @@ class VllmServerRollout:
     requests the responses to its own prompts.
     """
 
-    def __init__(
-        self,
-        sampling: SamplingSettings,
-        stop: Sequence[str],
-        weights: ServerWeights,
-        *,
-        export: Callable[[Engine], Export],
-        pad_id: int,
-        ranks: Ranks,
-    ) -> None:
-        self._sampling = sampling
-        self._stop = list(stop)
-        self._weights = weights
-        self._client = weights.client
-        self._export = export
-        self._pad_id = pad_id
-        self._ranks = ranks
-        self._version = ""
+    sampling: SamplingSettings
+    stop: Sequence[str]
+    weights: ServerWeights
+    export: Callable[[Engine], Export]
+    pad_id: int
+    ranks: Ranks
+    _version: str = field(default="", init=False)
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt.
@@ -128,26 +114,28 @@ class VllmServerRollout:
             self._version = self._send_weights(actor)
         self._require_weight_version()
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
-        sampled = self._client.sample(unpad_prompts(prompts), seeds, self._vllm_settings(actor))
+        sampled = self.weights.client.sample(
+            unpad_prompts(prompts), seeds, self._vllm_settings(actor)
+        )
         self._require_weight_version()
-        return pad_responses(sampled, pad_id=self._pad_id, device=prompts.ids_BP.device)
+        return pad_responses(sampled, pad_id=self.pad_id, device=prompts.ids_BP.device)
 
     def _send_weights(self, actor: Engine) -> str:
         """Give the server the actor's weights; return their version, on every rank.
 
         Every rollout does this: an evaluation may have swapped in the weights' moving average.
         """
-        export, version = self._export(actor), ""
-        if self._ranks.is_main:
-            version = self._weights.replace(export)
+        export, version = self.export(actor), ""
+        if self.ranks.is_main:
+            version = self.weights.replace(export)
         else:
             export.write(None)
-        return self._ranks.all_gather(version)[0]
+        return self.ranks.all_gather(version)[0]
 
     def _require_weight_version(self) -> None:
-        found = self._client.fetch_weight_version()
+        found = self.weights.client.fetch_weight_version()
         if found != self._version:
-            raise self._client.build_error(
+            raise self.weights.client.build_error(
                 f"it samples with the weights {found}, and this step needs {self._version}: "
                 "another run gives it weights, or it was started again; give every run a server of "
                 "its own"
@@ -155,7 +143,7 @@ class VllmServerRollout:
 
     def _vllm_settings(self, actor: Engine) -> dict[str, object]:
         """Return the sampling settings under vLLM's names; they replace all server defaults."""
-        sampling = self._sampling
+        sampling = self.sampling
         return {
             "max_tokens": sampling.max_tokens,
             "min_tokens": sampling.min_tokens,
@@ -168,7 +156,7 @@ class VllmServerRollout:
             "frequency_penalty": 0.0,
             "ignore_eos": True,  # else vLLM would use the end tokens of its own model folder
             "stop_token_ids": list(end_token_ids(actor.module.pretrained)),
-            "stop": self._stop,
+            "stop": list(self.stop),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
         }
@@ -318,5 +306,6 @@ def call_in_background(function: Callable[..., Any], *args: Any) -> Future[Any]:
     return future
 
 
+_open_server = cache(VllmClient)  # all backends of this process share its connections
 # The weights of the server for all backends of this process, since a server is in one NCCL group.
 _open_weights = cache(ServerWeights)

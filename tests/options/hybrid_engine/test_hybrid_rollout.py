@@ -36,9 +36,9 @@ from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,
     adapt_deepspeed_layers,
-    copy_generate_to_wrapper,
     hybrid_engine_unavailable_reason,
 )
+from rlhf.options.hybrid_engine.models import adapt_policy
 from rlhf.options.hybrid_engine.supported_models import (
     REASONS,
     Greedy,
@@ -131,7 +131,7 @@ def torch_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def actor_of(model: Any, *, stage: int = 0, device: Device = Device.cpu, **fields: Any) -> Any:
     policy = LanguageModel(model)
-    copy_generate_to_wrapper(policy)
+    adapt_policy(policy)
     dtype = Dtype.fp32 if device is Device.cpu else Dtype.bf16
     sections = {"hybrid_engine": SECTION | fields}
     settings = EngineSettings(zero=zero(stage=stage), dtype=dtype, actor_sections=sections)
