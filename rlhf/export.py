@@ -222,7 +222,6 @@ def build_run_context(run_dir: Path, device: Device = Device.cpu) -> RunContext:
 
 
 def _build_engine(context: RunContext, phase: Phase) -> Engine:
-    """Return the engine of the phase's main model."""
     match phase:
         case Phase.sft:
             return SftTrainer(context, total_steps=1).engine

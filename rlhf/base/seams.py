@@ -1,7 +1,8 @@
 """Interfaces of the seams: the functions and values of an option's module that the core uses.
 
 A seam has the name of its module. ``modules_of(NAME)`` of rlhf/options/__init__.py yields the
-modules NAME of the options. A caller annotates them with the class below that describes NAME.
+modules NAME of the options, and ``hooks_of(NAME, HOOK)`` the values of those that have HOOK: they
+have only what their option needs. A caller annotates them with the class below that describes NAME.
 Importing this file imports no torch.
 """
 
@@ -340,8 +341,7 @@ class RewardsSeam(Protocol):
 class ReportSeam(Protocol):
     """``report``: adds rows to the summary of a run, and charts to its report.
 
-    A module has only what its option needs; ``hooks_of`` yields it. Used by branches,
-    environments and rollout_log.
+    Used by branches, environments and rollout_log.
     """
 
     CHANGES: Mapping[str, str]
@@ -380,8 +380,7 @@ class ChatSeam(Protocol):
 class JobsSeam(Protocol):
     """``jobs``: prepares and checks a run before its ranks start.
 
-    A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    environments, phase_store and ptx.
+    Used by environments, phase_store and ptx.
     """
 
     def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
@@ -428,8 +427,7 @@ class Saving(NamedTuple):
 class CostsSeam(Protocol):
     """``costs``: the bytes, FLOPs and seconds that an option adds to a plan.
 
-    A module has only what its option needs; ``hooks_of`` yields it. Used by the planner and
-    ``rlhf/models/model_uses.py``.
+    Used by the planner and ``rlhf/models/model_uses.py``.
     """
 
     def adapt_model_sources(
@@ -500,8 +498,7 @@ class HooksSeam(Protocol):
 class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
-    A module has only the functions that its option needs; ``hooks_of`` yields them. Used by
-    average, distillation, ensembles, fused_layers, hybrid_engine, lora and trunk.
+    Used by average, distillation, ensembles, fused_layers, hybrid_engine, lora and trunk.
     """
 
     def extend_model(
@@ -598,8 +595,7 @@ class KeysSeam(Protocol):
 class RulesSeam(Protocol):
     """``rules``: refuses values of the option's keys, and computes sizes from them.
 
-    A module has only what its option needs; ``hooks_of`` yields it. Used by every option whose keys
-    need, exclude or change keys of the core.
+    Used by every option whose keys need, exclude or change keys of the core.
     """
 
     def check(self, config: RunConfig) -> None:

@@ -146,7 +146,6 @@ def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
 
 
 def _render_page(**shown: object) -> str:
-    """Return the HTML of the page that shows a ``pair``, the ``result`` or a ``message``."""
     return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)
 
 

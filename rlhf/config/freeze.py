@@ -247,7 +247,6 @@ def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
 
 
 def _values_by_key(cfg: DictConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key of ``cfg``."""
     try:
         plain = OmegaConf.to_container(
             cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
@@ -372,7 +371,6 @@ def parse_plain_yaml(text: str) -> DictConfig:
 
 
 def _iterate_names_and_values(node: Any) -> Iterator[Any]:
-    """Yield all names and values of nested mappings and lists."""
     if isinstance(node, dict):
         for name, value in node.items():
             yield name

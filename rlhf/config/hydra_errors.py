@@ -261,7 +261,6 @@ def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
 
 
 def _malformed_override_error(error: OverrideParseException) -> ConfigError:
-    """Return the error for an override that does not match Hydra's grammar."""
     reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
@@ -272,7 +271,6 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
 
 
 def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
-    """Return the error for an option that its group does not have."""
     file = error.missing_cfg_file
     if file is None or not error.options:
         return ConfigError(_first_line(str(error)))

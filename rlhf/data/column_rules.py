@@ -47,7 +47,6 @@ class TextFunctions(Functions):
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
-        """Return ``yes`` if the condition holds, otherwise ``no``."""
         if condition is None:
             return None
         return yes if condition else no
@@ -59,7 +58,6 @@ class TextFunctions(Functions):
 
     @signature(NULLABLE, TEXT)
     def _func_remove(self, text: str | None, pattern: str) -> str | None:
-        """Return the text without the matches of a regular expression."""
         return text and re.sub(pattern, "", text)
 
     @signature(NULLABLE)

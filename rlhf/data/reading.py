@@ -264,7 +264,8 @@ def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDatas
 
 def _convert_tables(tables: list[Table], settings: _Settings) -> tuple[Converted, Dropped]:
     """Return the records of ``tables``, and the numbers of those that ``prepare`` dropped."""
-    found = store_tables(tables, settings) if is_large(tables) else None
+    is_large = sum(table.bytes for table in tables) > LARGE
+    found = store_tables(tables, settings) if is_large else None
     if found is None:
         parts = []
         for table in tables:
@@ -294,11 +295,6 @@ class ConvertedChunk(NamedTuple):
 
 class NotAloneError(Exception):
     """The error for a chunk that cannot be converted without the other rows."""
-
-
-def is_large(tables: Sequence[Table]) -> bool:
-    """Return True if the records of ``tables`` need too much memory for a list."""
-    return sum(table.bytes for table in tables) > LARGE
 
 
 def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converted, Dropped] | None:

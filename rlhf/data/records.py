@@ -287,14 +287,14 @@ class Row(NamedTuple):
             raise UnusableRowError(f"{self._name(column)} is empty")
         return [self._read_message(item, at) for item, at in zip(items, places, strict=True)]
 
-    def tools(self, column: str = "tools") -> list[Any] | None:
-        """Return the tools of ``column``, a list or its JSON; None if there are none."""
-        value = self.values.get(column)
+    def tools(self) -> list[Any] | None:
+        """Return the tools of the row, a list or its JSON; None if there are none."""
+        value = self.values.get("tools")
         if isinstance(value, str) and value.strip():
             value = _read_json(value) or value
         if value and not isinstance(value, list):
             kind = type(value).__name__
-            raise self._build_odd_row(column, f"is of type {kind}", "must be a list, or its JSON")
+            raise self._build_odd_row("tools", f"is of type {kind}", "must be a list, or its JSON")
         return list(value) if isinstance(value, list) and value else None
 
     def _name(self, column: str) -> str:
@@ -455,8 +455,10 @@ def prompt_key(record: Record) -> bytes:
 
 
 def example_key(record: Record) -> bytes:
-    """Return a hash that is equal for examples that repeat one another."""
-    return fingerprint(*record.texts, *hidden_texts(record))
+    """Return a hash of texts, thoughts, tools and grade: repeated examples have equal hashes."""
+    hidden = [str(turn.shown) for turn in record.turns if turn.shown]
+    hidden += [str(each) for each in (record.tools, record.grade) if each is not None]
+    return fingerprint(*record.texts, *hidden)
 
 
 def find_reversed_pairs(records: Iterable[Record]) -> Iterator[tuple[int, int]]:
@@ -471,9 +473,3 @@ def find_reversed_pairs(records: Iterable[Record]) -> Iterator[tuple[int, int]]:
             if (earlier := first.get(fingerprint(prompt, worse, better))) is not None:
                 yield earlier, index
             first.setdefault(fingerprint(prompt, better, worse), index)
-
-
-def hidden_texts(record: Record) -> list[str]:
-    """Return what an example has beside its texts, as texts: thoughts, tools and its grade."""
-    hidden = [str(turn.shown) for turn in record.turns if turn.shown]
-    return hidden + [str(each) for each in (record.tools, record.grade) if each is not None]

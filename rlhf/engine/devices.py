@@ -104,7 +104,6 @@ def supported_dtype_or_fp32(dtype: Dtype, device: Device) -> Dtype:
 
 
 def _missing_gpu_advice() -> str:
-    """Return the advice for a user whose GPU torch does not find."""
     if torch.version.cuda is None:
         return "install a CUDA build of torch and check nvidia-smi"
     driver = read_driver_version()

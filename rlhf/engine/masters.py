@@ -150,5 +150,4 @@ def build_average_kernel(shards: Sequence[Tensor | Split]) -> AverageKernel | No
     if not splits:
         return None
     device, sizes = splits[0].high.device, [split.high.numel() for split in splits]
-    found: AverageKernel | None = kernels_for(device.type).average_kernel(sizes, device)
-    return found
+    return kernels_for(device.type).average_kernel(sizes, device)

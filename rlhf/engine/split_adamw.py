@@ -148,8 +148,7 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
 def _select_adamw(parameters: Sequence[nn.Parameter], moments: torch.dtype) -> AdamwUpdate:
     """Return the AdamW kernel of this device or, without a kernel, AdamW by torch operations."""
     device, sizes = parameters[0].device, [parameter.numel() for parameter in parameters]
-    found: AdamwUpdate | None = kernels_for(device.type).adamw_kernel(sizes, device, moments)
-    return TorchAdamw() if found is None else found
+    return kernels_for(device.type).adamw_kernel(sizes, device, moments) or TorchAdamw()
 
 
 def _split_parameter(parameter: nn.Parameter, half: Tensor, moments: torch.dtype) -> SplitState:

@@ -20,11 +20,11 @@ from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.engine.training_state import (
     AdamMoments,
     BaseEngine,
-    Piece,
     TrainingState,
     adamw_moments,
     adamw_step_counts,
     set_adamw_step_counts,
+    whole_pieces,
 )
 
 ALIGNMENT = 16  # bytes that a GPU loads at once; tensor addresses are multiples
@@ -154,7 +154,8 @@ class TorchEngine(BaseEngine):
         grad_norm = optimizer.grad_norm()
         is_skipped = discard or not math.isfinite(grad_norm)
         if not is_skipped:
-            optimizer.step(scale=_clipping_factor(grad_norm, settings.max_grad_norm))
+            limit = settings.max_grad_norm or math.inf
+            optimizer.step(scale=min(1.0, limit / (grad_norm + 1e-6)))  # clips as torch does
             self._steps += 1
             if self.follower is not None:
                 self.follower.update()
@@ -168,10 +169,7 @@ class TorchEngine(BaseEngine):
         assert optimizer is not None, "this model does not learn"
         names = {id(parameter): name for name, parameter in self.module.named_parameters()}
         trained = [p for group in optimizer.param_groups for p in group["params"]]
-        pieces = [
-            Piece(names[id(p)], p.numel(), number, 0, 0, p.numel())
-            for number, p in enumerate(trained)
-        ]
+        pieces = whole_pieces({names[id(p)]: p for p in trained})
         masters, moments = optimizer.masters, optimizer.moments
         return TrainingState(pieces, masters, moments, self.follower, Ranks())
 
@@ -209,8 +207,3 @@ def allocate_weights(
     sizes = [math.ceil(parameter.numel() / unit) * unit for parameter in order]
     parts = torch.split(torch.empty(sum(sizes), dtype=dtype, device=device), sizes)
     return {p: part[: p.numel()].view(p.shape) for p, part in zip(order, parts, strict=True)}
-
-
-def _clipping_factor(grad_norm: float, max_grad_norm: float) -> float:
-    """Return the factor (0 to 1) that clips the gradients, computed as in torch."""
-    return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if max_grad_norm else 1.0

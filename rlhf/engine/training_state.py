@@ -40,6 +40,11 @@ class Piece(NamedTuple):
     length: int
 
 
+def whole_pieces(parameters: Mapping[str, Tensor]) -> list[Piece]:
+    """Return a piece for each of ``parameters``, which all are whole shards of their own."""
+    return [Piece(n, p.numel(), i, 0, 0, p.numel()) for i, (n, p) in enumerate(parameters.items())]
+
+
 class TrainingState:
     """The tensors of one model, to save and restore; all ranks must make the same calls.
 
@@ -137,12 +142,12 @@ def deepspeed_pieces(engine: Any, ranks: Ranks, *, stage: int) -> list[Piece]:
     ``find_deepspeed_masters`` returns these shards. DeepSpeed 0.19.8 keeps the places in attributes
     of parameters (stages 1 and 2) or of its optimizer (stage 3).
     """
-    trained = [(n, p) for n, p in engine.module.named_parameters() if p.requires_grad]
+    trained = {n: p for n, p in engine.module.named_parameters() if p.requires_grad}
     if stage == 0:
-        return [Piece(n, p.numel(), i, 0, 0, p.numel()) for i, (n, p) in enumerate(trained)]
+        return whole_pieces(trained)
     if stage == SHARDED_WEIGHTS:
-        return [_zero3_piece(name, p, engine.optimizer, ranks) for name, p in trained]
-    return [_zero1_or_2_piece(name, parameter) for name, parameter in trained]
+        return [_zero3_piece(name, p, engine.optimizer, ranks) for name, p in trained.items()]
+    return [_zero1_or_2_piece(name, parameter) for name, parameter in trained.items()]
 
 
 def _zero1_or_2_piece(name: str, parameter: Any) -> Piece:

@@ -8,7 +8,6 @@ any distribution over the answers has such a table. Tables may have more dimensi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import combinations_with_replacement
 from typing import NamedTuple
 
@@ -102,9 +101,3 @@ def draw_groups(
     prompt_B = prompt_B.repeat_interleave(size)
     answer_B1 = torch.multinomial(answer_logs_QA.exp()[prompt_B], 1, generator=generator)
     return WeightedRows(prompt_B, answer_B1[:, 0], torch.ones(len(prompt_B), dtype=torch.float64))
-
-
-def smaller_tasks() -> Iterator[AnswerTable]:
-    """Yield answers of ever smaller tasks, for groups of ever more answers."""
-    for letters, max_tokens in ((2, 3), (2, 2), (1, 2)):
-        yield enumerate_answers(letters, max_tokens)

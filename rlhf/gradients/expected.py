@@ -32,8 +32,8 @@ from rlhf.gradients.enumerated import (
     answer_logprobs,
     draw_groups,
     draw_logits,
+    enumerate_answers,
     enumerate_groups,
-    smaller_tasks,
 )
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
@@ -51,6 +51,7 @@ from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
 PROMPTS = 3
 MOST_ROWS = 4000  # of a prompt, in all groups of a task that is not the smallest
 LARGEST_GROUP = 64
+TASKS = ((2, 3), (2, 2), (1, 2))  # letters and tokens of ever smaller tasks, for larger groups
 DISTANCE = 0.5  # of the policy's logits from the reference's, as a share of their own deviation
 
 
@@ -75,7 +76,8 @@ class TinyTask(NamedTuple):
                 f"ppo.responses_per_prompt={group}: for this command, must be at most "
                 f"{LARGEST_GROUP}: all groups are listed, and larger ones have less bias"
             )
-        for answers in smaller_tasks():
+        for letters, max_tokens in TASKS:
+            answers = enumerate_answers(letters, max_tokens)
             if comb(len(answers.keep_AT) + group - 1, group) * group <= MOST_ROWS:
                 break
         reference_QPV, change_QPV = (draw_logits(generator, answers, PROMPTS) for _ in range(2))

@@ -59,8 +59,6 @@ from rlhf.runtime.rendezvous import (
 )
 from rlhf.runtime.start_checks import check_before_start
 
-ReadFile = Callable[[str], str | None]
-
 
 class StoppedRun(NamedTuple):
     """A run that was stopped, and that the job resumes."""
@@ -202,10 +200,8 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
     has_template: bool | None = False  # a tokenizer that the run trains has no chat template
     if place is not None:
         folder = expand_user_path(place, key=place_key)
-        read = partial(_read_hub_file, place, model.revision, downloads)
-        has_template = _has_chat_template(
-            partial(_read_local_file, folder) if folder.is_dir() else read
-        )
+        read = partial(_read_tokenizer_file, folder, place, model.revision, downloads)
+        has_template = _has_chat_template(read)
     if has_template is None:
         return Template.auto
     return Template.chat if has_template else Template.plain
@@ -225,7 +221,7 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
 
 
-def _has_chat_template(read_file: ReadFile) -> bool | None:
+def _has_chat_template(read_file: Callable[[str], str | None]) -> bool | None:
     """Return True if the tokenizer has a chat template of its own, None if it cannot be read."""
     settings = read_file("tokenizer_config.json")
     template = read_file("chat_template.jinja")
@@ -239,19 +235,20 @@ def _has_chat_template(read_file: ReadFile) -> bool | None:
     return bool(template) and not (isinstance(template, str) and is_plain_template(template))
 
 
-def _read_local_file(folder: Path, name: str) -> str | None:
+def _read_tokenizer_file(
+    folder: Path, place: str, revision: str | None, downloads: bool, name: str
+) -> str | None:
     path = folder / name
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(
+                hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
+            )
+        except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
+            return None
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str) -> str | None:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
-    except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
-        return None
-    return Path(file).read_text(encoding="utf-8")
 
 
 def copy_keys_of_source_run(

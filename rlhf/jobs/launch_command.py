@@ -255,7 +255,6 @@ def _describe_keys(
 
 
 def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
-    """Yield each ``group=option`` with the comments at the top of its file."""
     for path in sorted(conf.glob("*/**/*.yaml")):
         group, _, option = path.relative_to(conf).with_suffix("").as_posix().partition("/")
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from rlhf.engine.devices import set_torch_threads
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
 CALLS = 2000
+TRIES = 5
 # A thread that is alone on its core takes a CPU second per wall-clock second. If the main thread
 # takes less than IDLE, other programs use its core, or those of the threads that it waits for.
 IDLE = 0.9
@@ -61,11 +63,5 @@ def _measure_microseconds_per_call() -> float:
 
 
 def _fastest_seconds(work: Callable[[], object]) -> float:
-    """Call ``work`` to warm up, then 4 times; return the seconds of the fastest call."""
-    work()
-    seconds = []
-    for _ in range(4):
-        started = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    """Return the seconds of the fastest of ``TRIES`` calls of ``work``; the first warms up."""
+    return min(timeit.repeat(work, number=1, repeat=TRIES))

@@ -190,7 +190,6 @@ def _find_lopsided_pairs(dataset: RawDataset) -> Iterator[DataFinding]:
 
 
 def _find_unanswered(records: Sequence[Record]) -> Iterator[DataFinding]:
-    """Yield the prompts without a response, if other prompts have one."""
     found = [r for r in records if r.chosen is None and r.text is None]
     if len(found) < len(records):
         text = "examples have no response, or end with the user: only PPO uses them, as prompts"

@@ -194,8 +194,7 @@ def _reduce_block(
 
 
 def _select_logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
-    found: LogprobsKernel | None = kernels_for(logits.device.type).logprobs_kernel(logits)
-    return found
+    return kernels_for(logits.device.type).logprobs_kernel(logits)
 
 
 def _reduce_block_in_torch(

@@ -144,7 +144,6 @@ def _read_cached_config(model: ModelConfig) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the mapping in a JSON file, or {} if the file holds no mapping."""
     try:
         fields = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):

@@ -54,6 +54,7 @@ from rlhf.options.trunk.keys import TrunkKeys
 from rlhf.options.vllm.keys import ServerKeys
 
 if TYPE_CHECKING:
+    from rlhf.base.seams import KernelsSeam
     from rlhf.config.schema.run import RunConfig
 
 
@@ -118,11 +119,12 @@ OPTIONS = (
 
 
 @cache
-def kernels_for(device: str) -> Any:
+def kernels_for(device: str) -> KernelsSeam:
     """Return the kernels for a type of device, each compared with torch before its first use."""
     own, option = ("cuda", "gpu_kernels") if device == "cuda" else ("cpu", "cpu_kernels")
-    checked = import_module(f"{__name__}.checked_kernels")
-    return checked.CheckedKernels(_import_option_module(option, "kernels"), own)
+    checked: Any = import_module(f"{__name__}.checked_kernels")
+    kernels: KernelsSeam = checked.CheckedKernels(_import_option_module(option, "kernels"), own)
+    return kernels
 
 
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:

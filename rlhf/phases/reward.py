@@ -104,7 +104,16 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     minimal = measured.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
     checkpoints.log_held_out(after.metrics(), shares)
-    save_reward_model(context, trainer, after)
+    with trainer.swap_in_final_weights():
+        save_trained_model(
+            context,
+            trainer.engines["model"],
+            context.run_dir / "reward" / "model",
+            source=trainer.source,
+            what="A reward model: one label, read at the end token.",
+            answers=False,
+            write_more=trainer.build_extra_writer(after),
+        )
     trainer.close()
     took = {"steps": checkpoints.step, "seconds": checkpoints.elapsed_seconds}
     return measured | trainer.results(after) | took
@@ -144,20 +153,6 @@ def _judge_and_group_results(
         if config.reward.unpaired is not None:
             found["pair_accuracy"] = measure_accuracies({"pairs": records})["pairs"]
     return found | ({"groups": measure_accuracies(groups)} if groups else {})
-
-
-def save_reward_model(context: RunContext, trainer: RewardTrainer, after: RewardEvaluation) -> None:
-    """Write the reward model, with further files if an option trained further models."""
-    with trainer.swap_in_final_weights():
-        save_trained_model(
-            context,
-            trainer.engines["model"],
-            context.run_dir / "reward" / "model",
-            source=trainer.source,
-            what="A reward model: one label, read at the end token.",
-            answers=False,
-            write_more=trainer.build_extra_writer(after),
-        )
 
 
 def _tokenise_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
@@ -306,7 +301,7 @@ class RewardTrainer:
         weights_BM = torch.tensor(rows["weights"], device=self.context.ranks.device)
         values = self.token_values(batch.concatenate().ids_BS, trains=True)
         for values_BS, weights_B in zip(values, weights_BM.unbind(1), strict=True):
-            chosen_BS, rejected_BS = _split_chosen_rejected(values_BS)
+            chosen_BS, rejected_BS = values_BS.chunk(2)
             result = build_reward_loss(  # pairs that are repeated as padding have weight 0
                 self._loss(chosen_BS, rejected_BS, batch, rows),
                 end_scores(chosen_BS, batch.chosen.attend_BS),
@@ -322,14 +317,14 @@ class RewardTrainer:
         def measure_rows(rows: Rows, keep_B: Tensor) -> Metrics:
             batch = self._collate(rows)
             ids_BS = batch.concatenate().ids_BS
-            values = [_split_chosen_rejected(each_BS) for each_BS in self.token_values(ids_BS)]
+            values = [each_BS.chunk(2) for each_BS in self.token_values(ids_BS)]
             chosen_BM, rejected_BM = (
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
             )
             found = self.measure_scores(chosen_BM, rejected_BM, keep_B)
             if self._loss.has_loss_columns(rows):
-                losses = [self._loss(*sides, batch, rows) for sides in values]
+                losses = [self._loss(each[0], each[1], batch, rows) for each in values]
                 found["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
             return found
 
@@ -432,9 +427,3 @@ def plan_pair_steps(
         epochs=epochs,
         seed=seed_for(context.config.seed, "reward", *stream),
     )
-
-
-def _split_chosen_rejected(values_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two halves of the rows: values of chosen, then of rejected responses."""
-    chosen_BS, rejected_BS = values_BS.chunk(2)
-    return chosen_BS, rejected_BS

@@ -44,7 +44,6 @@ def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
 
 
 def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> list[str]:
-    """Return the text of every change with which the run fits."""
     return [
         text for words, config in changes if (text := _describe_if_it_fits(words, config, planner))
     ]

@@ -102,7 +102,7 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(gpu_process_bytes(ranks=machine.ranks))
+            parts["process"] = int(CUDA_CONTEXT + (NCCL if machine.ranks > 1 else 0))
         else:
             parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts
@@ -267,11 +267,6 @@ def _forward_work(
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
     return ForwardWork(operations, touched, len(lengths), padded)
-
-
-def gpu_process_bytes(*, ranks: int) -> float:
-    """Return the GPU bytes of a process without models; several ranks add NCCL's buffers."""
-    return CUDA_CONTEXT + (NCCL if ranks > 1 else 0.0)
 
 
 def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:

@@ -361,7 +361,6 @@ def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
 
 
 def _doubts_of_runs(best: Setting) -> Iterator[str]:
-    """Yield a line if runs of the best setting have reasons to doubt them."""
     doubted = {}
     for run in best.finished_runs():
         lines = [alarm.line for alarm in read_alarms(run.folder)]

@@ -83,7 +83,6 @@ def save_dashboards(entity: str, project: str) -> list[str]:
 
 
 def _panel_section(title: str) -> Section:
-    """Return a section with a line plot for each of the report's panels in section ``title``."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [
@@ -99,7 +98,6 @@ def _panel_section(title: str) -> Section:
 
 
 def _cost_section() -> Section:
-    """Return a section with bar plots of planned and measured time and memory."""
     from wandb_workspaces.reports import v2 as wr
 
     plots = [

@@ -100,7 +100,6 @@ def run_page(run: RunFiles) -> str:
 
 
 def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
-    """Return the last step with samples that is not after ``alarm``; None if there is none."""
     steps = [sample["step"] for sample in run.samples if sample["phase"] == alarm.phase]
     return max((step for step in steps if step <= alarm.step), default=None)
 
@@ -160,7 +159,6 @@ def read_evaluation(run_dir: Path) -> Evaluation | None:
 
 
 def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
-    """Return a chart of the sorted scores of each model's sampled answers."""
     lines = []
     for name in models:
         scores = sorted(

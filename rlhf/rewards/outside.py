@@ -199,7 +199,6 @@ def _parse_answer(status: int, body: bytes) -> Any:
 
 
 def _parse_scores(content: Any) -> list[float]:
-    """Return the scores in an endpoint's answer, which must be {"scores": [numbers]}."""
     if not isinstance(content, dict) or not isinstance(content.get("scores"), list):
         raise RewardError('the answer is not {"scores": [...]}')
     for row, score in enumerate(content["scores"]):

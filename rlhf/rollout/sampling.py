@@ -179,8 +179,7 @@ def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKe
     leaves_out = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     if leaves_out or not logits_BV.is_contiguous():
         return None
-    found: DrawKernel | None = kernels_for(logits_BV.device.type).draw_kernel(logits_BV)
-    return found
+    return kernels_for(logits_BV.device.type).draw_kernel(logits_BV)
 
 
 class StopTexts:

@@ -112,7 +112,6 @@ def with_less_memory(config: RunConfig) -> RunConfig | None:
 
 
 def _describe_planned_memory(run_dir: Path, phase: Phase) -> str:
-    """Return text for a message: the planned memory of the phase, or "" without a plan."""
     plan = read_plan(run_dir)
     if plan is None or phase not in plan["phases"]:
         return ""

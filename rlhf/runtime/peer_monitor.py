@@ -87,7 +87,6 @@ class PeerMonitor:
                 _start_thread(self._read_messages, self._server.accept()[0], token)
 
     def _connect(self, store: Store, master: str) -> None:
-        """Connect to rank 0 and send this rank's name."""
         address = json.loads(store.get(ADDRESS_KEY))
         there = (address["host"] or master, address["port"])
         peer = socket.create_connection(there, timeout=CONNECT_S)
@@ -136,7 +135,6 @@ class PeerMonitor:
         self._on_loss(cause)
 
     def _send_and_disconnect(self, **news: Any) -> None:
-        """Send ``news`` to all connected ranks, and then disconnect."""
         with self._lock:
             if self._is_over.is_set():
                 return

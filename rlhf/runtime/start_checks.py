@@ -84,7 +84,6 @@ def _expand_name_placeholder(metric: str, config: RunConfig) -> list[str]:
 
 
 def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
-    """Return the measure names of the options that are on; of all options if config is None."""
     return list(hooks_of("keys", "MEASURES", config))
 
 

@@ -19,7 +19,6 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import KernelsSeam
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import tokenizer_base
@@ -207,8 +206,7 @@ def build_context(
         f"run {run_dir}: {', '.join(config.phase.order)} on {ranks.size} x {ranks.device.type}, "
         f"{dtype}, ZeRO stage {config.zero.stage}, seed {config.seed}"
     )
-    kernels: KernelsSeam = kernels_for(config.hardware.device)
-    if (line := kernels.summarize_kernels(dtype)) is not None:
+    if (line := kernels_for(config.hardware.device).summarize_kernels(dtype)) is not None:
         console.say(line)
     parts = load_phase_data(config, console.say)
     refuse_output_links(run_dir, unfinished)

@@ -140,7 +140,6 @@ def _changed_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> d
 
 
 def _render_macro(macro: str, **values: Any) -> str:
-    """Return the HTML of a macro of templates/live.html."""
     return str(getattr(_load_macros(), macro)(**values)).strip()
 
 

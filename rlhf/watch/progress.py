@@ -199,7 +199,6 @@ def short_number_text(value: float | None) -> str:
 
 
 def _modification_time(path: Path) -> float | None:
-    """Return when a file was last written, in seconds since 1970; None if there is no file."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -139,7 +139,6 @@ def check_data(config: RunConfig) -> None:
 
 
 def _are_paths(value: Any) -> bool:
-    """Return True if ``value`` is a path or a list of paths."""
     paths = value if isinstance(value, list) else [value]
     return bool(paths) and all(isinstance(path, str) and path for path in paths)
 

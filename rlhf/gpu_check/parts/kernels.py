@@ -147,10 +147,11 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
     names = ("stored token", "output")
     errors = _worst_errors(cycle(names), compare_attention(kv_cache, heads // kv_heads, kernel))
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, dtype=dtype, device=GPU)
-    new = torch.split(joint_BHD, [heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.split(joint_BHD, [heads, kv_heads, kv_heads], dim=1)
     positions_B = torch.randint(columns, (rows,), device=GPU)
     moved = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
-    seconds = _seconds_per_launch(partial(kernel, *new, kv_cache, positions_B), in_graph=True)
+    launch = partial(kernel, query, key, value, kv_cache, positions_B)
+    seconds = _seconds_per_launch(launch, in_graph=True)
     allowed = dict(zip(names, (0.0, ROUNDING[dtype]), strict=True))
     return _build_finding(errors, allowed, seconds, moved)
 

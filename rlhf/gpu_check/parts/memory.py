@@ -55,12 +55,10 @@ def tasks(setting: CheckSetting) -> Iterator[Task]:
 
 
 def _run_on_trained(earlier: Future[EndedRun], folder: Path, text: str) -> EndedRun:
-    """Start a run on the SFT model of an earlier run, after its end."""
     return run_to_end(folder, text, f"model.path={earlier.result().run_dir / 'sft' / 'model'}")
 
 
 def _compare_with_plan(run: Future[EndedRun], phase: str) -> Finding:
-    """Compare a phase's peak memory with its plan."""
     ended = run.result()
     measured = ended.result["phases"][phase]["measured"]["memory_gib"]
     live = json.loads(ended.run_dir.with_suffix(".live.json").read_text())[phase]

@@ -66,7 +66,6 @@ def _split_into_halves(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Crit
 
 
 def _build_value_chart(label: str, states: Sequence[CriticState]) -> Chart | None:
-    """Return a chart with a point (value, true value) for each state."""
     shown = states[-MOST_STATES:]
     points = [(state.value, state.true_value) for state in shown]
     halves = [NORMAL_QUANTILE * state.error for state in shown]

@@ -11,13 +11,8 @@ from rlhf.base.decoder_modules import DecoderModules
 from rlhf.config.choices import Dtype
 from rlhf.options.cpu_kernels.adamw import AdamwKernel, load_adamw_kernel
 from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
-from rlhf.options.cpu_kernels.compiling import describe_kernels
-from rlhf.options.cpu_kernels.logprobs import (
-    CpuSoftmax,
-    LogprobKernel,
-    load_cpu_logprob_kernel,
-    load_softmax,
-)
+from rlhf.options.cpu_kernels.compiling import compile_kernel, describe_kernels
+from rlhf.options.cpu_kernels.logprobs import CpuSoftmax, LogprobKernel
 from rlhf.rollout.decoders.layers import AdapterOf
 
 
@@ -37,7 +32,10 @@ def adamw_kernel(
 
 def logprobs_kernel(logits: Tensor) -> LogprobKernel | None:
     """Return the kernel that computes log-probs from ``logits``, or None if it cannot run."""
-    return load_cpu_logprob_kernel(logits)
+    if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
+        return None
+    library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
+    return None if library is None else LogprobKernel(library, logits.dtype)
 
 
 draw_kernel = logprobs_kernel  # the same kernel samples too
@@ -45,7 +43,10 @@ draw_kernel = logprobs_kernel  # the same kernel samples too
 
 def softmax_kernel(scores: Tensor) -> CpuSoftmax | None:
     """Return the kernel that computes the softmax of ``scores``, or None if it cannot run."""
-    return load_softmax(scores)
+    if scores.dtype not in (torch.bfloat16, torch.float32):
+        return None
+    library = compile_kernel("softmax", half=scores.dtype is torch.bfloat16)
+    return None if library is None else CpuSoftmax(library)
 
 
 def build_fused_decoder(

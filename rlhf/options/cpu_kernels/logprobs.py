@@ -14,15 +14,6 @@ from torch import Tensor
 
 from rlhf.base.seams import SoftmaxKernel
 from rlhf.options import kernels_for
-from rlhf.options.cpu_kernels.compiling import compile_kernel
-
-
-def load_cpu_logprob_kernel(logits: Tensor) -> LogprobKernel | None:
-    """Return the CPU kernel for ``logits``, which also samples, or None if it cannot run."""
-    if not logits.is_cpu or logits.dtype not in {torch.bfloat16, torch.float32}:
-        return None
-    library = compile_kernel("logprobs", half=logits.dtype is torch.bfloat16)
-    return None if library is None else LogprobKernel(library, logits.dtype)
 
 
 class LogprobKernel:
@@ -128,8 +119,7 @@ def _select_softmax(x: Tensor) -> SoftmaxKernel | None:
     assert x.is_contiguous()
     if not x.is_cpu or torch.compiler.is_compiling():  # torch.compile fuses torch's own softmax
         return None
-    found: SoftmaxKernel | None = kernels_for("cpu").softmax_kernel(x)
-    return found
+    return kernels_for("cpu").softmax_kernel(x)
 
 
 class CpuSoftmax:
@@ -150,14 +140,6 @@ class CpuSoftmax:
         sizes = _count_rows_and_columns(slopes)
         self._library.softmax_slopes(*places, *sizes, ctypes.c_float(scale))
         return slopes
-
-
-def load_softmax(scores: Tensor) -> CpuSoftmax | None:
-    """Return the CPU kernel for ``scores``, or None if it cannot run."""
-    if scores.dtype not in (torch.bfloat16, torch.float32):
-        return None
-    library = compile_kernel("softmax", half=scores.dtype is torch.bfloat16)
-    return None if library is None else CpuSoftmax(library)
 
 
 def _count_rows_and_columns(x: Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:

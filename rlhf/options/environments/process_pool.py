@@ -220,7 +220,6 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parse_config(given: dict[str, Any]) -> EnvironmentConfig:
-    """Build the configuration from its fields, as they were read from JSON."""
     kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
     return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
 

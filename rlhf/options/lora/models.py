@@ -103,20 +103,9 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
     if source is None or config.lora.export is LoraExport.merged:
         return Export(model, engine, tensors_to_save(model), change=merge_adapters_in_stream)
     assert source.path is not None, "the checks refuse adapters on random weights"
-    save = partial(_save_adapter, base=source.path, revision=source.revision)
-    return Export(model, engine, select_adapter_tensors(model), save)
-
-
-def _save_adapter(
-    folder: Path,
-    model: Any,
-    stream: Iterable[tuple[str, Tensor]],
-    *,
-    base: str,
-    revision: str | None,
-    **_: int,
-) -> None:
-    save_adapter(folder, model, stream, base=base, revision=revision)
+    save = partial(save_adapter, base=source.path, revision=source.revision)
+    adapter = {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
+    return Export(model, engine, adapter, save)
 
 
 def check_models(config: RunConfig, _: Container[Phase]) -> None:
@@ -230,11 +219,6 @@ def _build_low_rank(layer: Any, a_RI: Tensor, b_OR: Tensor) -> LowRank:
     return LowRank(*factors, scaling=layer.scaling[ADAPTER])
 
 
-def select_adapter_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters of ``model`` that an adapter folder contains; they may be shards."""
-    return {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
-
-
 def save_adapter(
     folder: Path,
     model: PreTrainedModel,
@@ -242,10 +226,11 @@ def save_adapter(
     *,
     base: str,
     revision: str | None = None,
+    **_: int,
 ) -> None:
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
-    ``stream`` yields whole weights of ``model``, at least all of ``select_adapter_tensors``.
+    ``stream`` yields whole weights of ``model``, at least those of the adapters and a new head.
     ``base`` is the folder or hub id (at ``revision``) that the model was loaded from.
 
     Raises:

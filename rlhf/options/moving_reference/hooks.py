@@ -11,7 +11,7 @@ from torch import nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import StatefulWithTensors
 from rlhf.engine.masters import Masters
-from rlhf.engine.training_state import Piece, TrainingState
+from rlhf.engine.training_state import TrainingState, whole_pieces
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import SeparateModels
@@ -36,13 +36,9 @@ class StoredWeights:
     """The weights of a frozen model as a part of checkpoints; every rank has them whole."""
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
-        named = list(module.named_parameters())
-        pieces = [
-            Piece(name, each.numel(), place, 0, 0, each.numel())
-            for place, (name, each) in enumerate(named)
-        ]
-        masters = Masters([each for _, each in named], lambda: None)
-        self.training_state = TrainingState(pieces, masters, [], None, ranks)
+        named = dict(module.named_parameters())
+        masters = Masters([*named.values()], lambda: None)
+        self.training_state = TrainingState(whole_pieces(named), masters, [], None, ranks)
 
     def state_dict(self) -> dict[str, Any]:
         """Return {}: the state consists of tensors only."""

@@ -198,7 +198,6 @@ def _find_fault(entry: Path, phase: Phase) -> str | None:
 
 
 def _describe_entry(entry: Path, phase: Phase) -> StoredPhase:
-    """Return an entry's key, phase, origin, size and last use, for the list of the store."""
     try:
         run = str(read_json_object(phase_result_path(entry, phase)).get("reused_from"))
     except CheckpointError:

@@ -68,7 +68,6 @@ def _set_replaced_share(rollout: Rollout, share: float) -> Rollout:
 
 
 def _sum_seconds_by_part(rollout: Rollout, fresh: Rollout) -> dict[str, float]:
-    """Return the sum of the seconds of the two rollouts for each part of a rollout."""
     first, second = rollout.seconds or {}, fresh.seconds or {}
     return {name: first[name] + second[name] for name in first}
 

@@ -61,7 +61,7 @@ class PpoEvaluation:
         ``log`` is called with the metrics. Each prompt's values are stored in ppo/held_out.json.
         If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
         """
-        evaluation = self._evaluate_policy()
+        evaluation = self.evaluate()
         result = evaluation.results(self._context.config, when)
         self._by_prompt[when] = evaluation.by_prompt
         if self._context.ranks.is_main:
@@ -102,10 +102,6 @@ class PpoEvaluation:
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 
-    def evaluate_metrics(self) -> dict[str, float]:
-        """Evaluate the policy and return its metrics."""
-        return self._evaluate_policy().metrics()
-
     def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
         """Log answers to a few held-out prompts; if ``is_last``, also by the actor's variants.
 
@@ -121,7 +117,8 @@ class PpoEvaluation:
                 samples += answer(model=f"actor_{variant.name}")
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
-    def _evaluate_policy(self) -> PolicyEvaluation:
+    def evaluate(self) -> PolicyEvaluation:
+        """Evaluate the policy on ``ppo.eval_prompts`` held-out prompts."""
         num_prompts = self._context.config.ppo.eval_prompts
         policy = self._engine.policy
         return evaluate_policy(self._context, policy, self._prompts, num_prompts=num_prompts)

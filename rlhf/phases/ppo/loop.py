@@ -94,7 +94,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
                 checkpoints.end_after_this_step(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
                 rests = step <= config.actor_freeze_steps
-                checkpoints.log_evaluation(evaluation.evaluate_metrics(), is_resting=rests)
+                checkpoints.log_evaluation(evaluation.evaluate().metrics(), is_resting=rests)
             if step % config.sample_every == 0 and not checkpoints.is_last_step:
                 evaluation.write_samples(trainer.held_out_targets, step=step)
 

@@ -198,7 +198,6 @@ class RLHFEngine:
         )
 
     def _build_score_function(self) -> Scores:
-        """Build the function that scores sequences: reward model, synthetic judge, or zeros."""
         if not has_reward_model(self.config):
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()

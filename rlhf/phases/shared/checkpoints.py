@@ -213,12 +213,13 @@ class Checkpoints:
     def _save_checkpoint(self) -> None:
         tensors = {name: engine.training_state for name, engine in self._engines.items()}
         streams = {name: each.stream() for name, each in tensors.items()}
+        logs = [self._context.run_dir / name for name in LOGS]
         state = {
             "engines": {name: engine.state_dict() for name, engine in self._engines.items()},
             "trainer": self._trainer.state_dict() if self._trainer is not None else {},
             "results": self.results,
             "seconds": self.elapsed_seconds,
-            "logs": _sizes_of_logs(self._context.run_dir),
+            "logs": {path.name: path.stat().st_size for path in logs if path.exists()},
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
         wanted, ranks = sum(each.total_bytes for each in tensors.values()), self._context.ranks
@@ -256,11 +257,6 @@ def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkp
     for name, engine in engines.items():
         engine.training_state.load(checkpoint.build_tensor_reader(name))
         engine.load_state_dict(checkpoint.state["engines"][name])
-
-
-def _sizes_of_logs(run_dir: Path) -> dict[str, int]:
-    paths = [run_dir / name for name in LOGS]
-    return {path.name: path.stat().st_size for path in paths if path.exists()}
 
 
 def _export_advice(phase_dir: Path) -> str:

@@ -16,12 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
-from rlhf.base.seams import KernelsSeam
 from rlhf.base.types import copy_to_device
 from rlhf.options import kernels_for
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
-from rlhf.rollout.decoders.projections import ACTIVATIONS
 
 # Largest allowed difference of two computations of a log-probability, as a multiple of the standard
 # deviation of the log-probabilities over the vocabulary at that position; wrong results have 1.
@@ -47,8 +45,7 @@ class CacheAttention:
         self._device = kv_cache_2RKLD.device
         self._dtype = kv_cache_2RKLD.dtype
         group = parts.num_heads // parts.num_kv_heads
-        kernels: KernelsSeam = kernels_for(self._device.type)
-        self._kernel = kernels.attention_kernel(kv_cache_2RKLD, group)
+        self._kernel = kernels_for(self._device.type).attention_kernel(kv_cache_2RKLD, group)
         # True if a decode step reads the same columns of the KV cache in every row.
         self.reads_whole_columns = self._kernel is None
 
@@ -146,13 +143,8 @@ def join_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int)
     return attend
 
 
-def can_fuse(parts: DecoderModules) -> bool:
-    """Return True if ``FusedDecoder`` supports the activation function of ``parts``."""
-    return parts.activation in ACTIVATIONS
-
-
 class FusedDecoder(KvCache):
-    """A ``PackingDecoder`` for models of the known families.
+    """A ``PackingDecoder`` for models of the known families with one of ``ACTIVATIONS``.
 
     Only attention depends on a token's row; other layers treat a pass's tokens as one list.
     """

@@ -99,7 +99,6 @@ class LayerBuilder:
         )
 
     def _build_mlp_hidden(self, block: BlockModules) -> TensorFunction:
-        """Build the function that computes the MLP's hidden state."""
         if block.gate is None:
             return self.build_projection(block.up, activation=self._activation)
         pair = (block.gate, block.up)

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf.options.cpu_kernels.logprobs import LogprobKernel, load_cpu_logprob_kernel
+from rlhf.options.cpu_kernels.kernels import logprobs_kernel
+from rlhf.options.cpu_kernels.logprobs import LogprobKernel
 
 SHAPES = [(1, 1), (3, 15), (5, 16), (7, 61), (4, 1024), (6, 3001)]
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def kernel(request: pytest.FixtureRequest) -> LogprobKernel:
-    found = load_cpu_logprob_kernel(torch.empty(0, dtype=request.param))
+    found = logprobs_kernel(torch.empty(0, dtype=request.param))
     if found is None:
         pytest.skip("this CPU has no AVX2, or there is no C compiler")
     return found
