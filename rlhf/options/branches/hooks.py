@@ -49,7 +49,7 @@ class BranchHook(PpoHook):
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the rollout, and the metrics of a check if one is due."""
-        assert self._check is not None, "begin comes first"
+        assert self._check is not None, "prepare comes first"
         step, kl_ctl = trainer.steps_done + 1, trainer.kl.coefficient
         found = self._check.measure_if_due(rollout, trainer.target_maker, step=step, kl_ctl=kl_ctl)
         return rollout, found

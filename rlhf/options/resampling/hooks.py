@@ -34,7 +34,7 @@ class ResamplingHook(PpoHook):
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the scored responses of a step after all rounds of resampling."""
-        assert self._loader is not None, "begin comes first"
+        assert self._loader is not None, "prepare comes first"
         ranks, pad_id = self._loader.context.ranks, self._loader.context.tokenizer.pad_token_id
         config, size = self.config.ppo, self.config.ppo.responses_per_prompt
         rollout = _set_replaced_share(rollout, 0.0)
