@@ -57,7 +57,7 @@ from rlhf.run.tracker import Tracker
 from rlhf.runs.bundle import build_bundle_card, write_bundle
 from rlhf.runs.registry import FoundRun
 
-# The engine and the folder of each phase's main model; phases stand in the order of preference.
+# The engine and the folder of each phase's main model; the phases are in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 # Values of the keys that divide models over ranks, for one rank; options add theirs.

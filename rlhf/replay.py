@@ -198,8 +198,8 @@ def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str
         yield f"  and {len(found.differing) - SHOWN} more"
 
 
-def find_other_environment(run_dir: Path) -> Iterator[str]:
-    """Yield what the run had, at any of its starts, that this machine and code have not."""
+def describe_other_machine(run_dir: Path) -> Iterator[str]:
+    """Yield a line for each property of the machine or code that differs from one of the run's."""
     here = describe_environment(load_frozen_config(run_dir))
     if not (attempts := read_attempts(run_dir)):
         yield "an older version, which did not record its processor, computed the run"
@@ -219,7 +219,7 @@ def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayCompa
 def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
     """Take the steps again in ``target``; print the comparison; return True if all is equal."""
     found = take_steps_again(run_dir, replay, target)
-    for line in [*describe_comparison(found, replay), *find_other_environment(run_dir)]:
+    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
         sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
     return found.step is None
 

@@ -187,7 +187,7 @@ def _limited_loss(
     keep_BT: Tensor,
     total: Callable[[Tensor, Tensor], Tensor],
 ) -> PolicyLoss:
-    """Return token losses with one limit, which holds where ``limited_BT`` is True."""
+    """Return the loss and its metrics; ``limited_BT`` marks tokens at which the limit applies."""
     ratio_BT = log_ratio_BT.detach().exp()
     return PolicyLoss(
         loss=total(loss_BT, keep_BT),

@@ -436,7 +436,7 @@ class CostsSeam(Protocol):
         """Return ``sources``, each role's config key and model, as the option changes them."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-        """Return ``model`` as the option changes it in ``phase``: trained weights, copies, ..."""
+        """Return ``model`` as the option changes it in ``phase``: its trained weights or copies."""
 
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
         """Return ``generation`` as the option changes it."""

@@ -23,7 +23,7 @@ from rlhf.options import hooks_of
 
 
 class Effect(NamedTuple):
-    """What a key's field declares: which phases read the key, when it may change, ..."""
+    """What the field of a key declares, such as the phases that read the key."""
 
     affects: Affects
     at_resume: AtResume = AtResume.fixed

@@ -167,7 +167,7 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
     if typed is None and unknown:
         raise ConfigError(
-            f"{unknown[0]}: no key may stand behind a flag that follows other keys; "
+            f"{unknown[0]}: no key may follow a flag that follows other keys; "
             "put the flags first: python launch.py -m KEY=VALUE ..."
         )
     if typed is None:

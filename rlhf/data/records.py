@@ -161,14 +161,14 @@ class Record(NamedTuple):
         )
 
     @property
-    def answers(self) -> int:
+    def num_answers(self) -> int:
         """Return the number of answers in the conversation, the prompt's included."""
         said = self.turns or self.messages or ()
         earlier = sum(message.role == "assistant" for message in said)
         return earlier + (self.chosen is not None and not self.turns)
 
     @property
-    def learned_answers(self) -> int:
+    def num_learned_answers(self) -> int:
         """Return the number of answers that SFT learns."""
         if self.turns:
             return len(find_learned_turns(self.turns))

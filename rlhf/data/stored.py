@@ -72,7 +72,7 @@ PACK = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 def _count_parts(record: Record) -> tuple[bool, bool, bool, int, int]:
     prompt, chosen, rejected, _ = record.texts
     is_talk = record.messages is not None and chosen is not None
-    answers = (record.answers, record.learned_answers) if is_talk else (0, 0)
+    answers = (record.num_answers, record.num_learned_answers) if is_talk else (0, 0)
     return prompt is not None, chosen is not None, rejected is not None, *answers
 
 

@@ -81,7 +81,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         if config.tracking.show_config:
             console.show(build_config_tree(str(run_dir), asdict(config)))
         if is_hardware_auto():
-            console.say(find_hardware().notice)
+            console.say(find_hardware().choice_line)
         for note in notes:
             console.say(note)
     return config, run_dir
@@ -109,7 +109,7 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
             console.say(line)
         console.show(*render_plan(plan))
         if is_hardware_auto():
-            console.say(find_hardware().notice)
+            console.say(find_hardware().choice_line)
         if not plan.fits:
             raise ConfigError(f"plan=only: {plan.misfit_reason}")
     return plan.hours

@@ -53,7 +53,7 @@ from rlhf.jobs.sweep_command import (
 )
 from rlhf.jobs.sweep_jobs import end_with_parent
 from rlhf.run.metric_table import METRICS, MetricInfo
-from rlhf.runtime.rendezvous import drop_pod_variables
+from rlhf.runtime.rendezvous import unset_pod_variables
 
 # The DeepSpeed launcher appends this argument, which Hydra cannot read.
 LOCAL_RANK = ("--local_rank=", "--local-rank=")
@@ -185,7 +185,7 @@ def set_up_process() -> None:
     os.environ.setdefault(SPIN_COUNT, SPINS)
     set_cuda_allocator()
     end_with_parent()
-    if (advice := drop_pod_variables()) is not None:
+    if (advice := unset_pod_variables()) is not None:
         sys.stderr.write(f"{advice}\n")
     require_linux()
     cap_onednn_isa()

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
 SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
 PLENTY = 2  # optimizer steps; if a sample suggests fewer, all examples are counted
-LETTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
+CHARACTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
 LARGEST = 2**26  # bytes; data files that are larger in total are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
 
@@ -245,7 +245,7 @@ class _TokenCounter:
         self, texts: list[str], *, add_special_tokens: bool = True, **_no_masks: bool
     ) -> SimpleNamespace:
         if self._tokenizer is None:
-            step = LETTERS_PER_TOKEN  # each piece of so many letters counts as a token
+            step = CHARACTERS_PER_TOKEN  # each piece of so many characters counts as a token
             ids = [
                 [hash(text[start : start + step]) for start in range(0, len(text), step)]
                 for text in texts

@@ -42,7 +42,7 @@ class ThisMachine:
     """Values found on this machine, by key of the group; they replace the profile's values."""
 
     @property
-    def notice(self) -> str:
+    def choice_line(self) -> str:
         """Return the line that a run prints first: hardware=auto and the reason."""
         return f"hardware={AUTO}: {self.reason}"
 

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 KEPT = 0.99  # share of the examples that the proposed limit keeps
 BARS = 20
-FEWEST_PAIRS = 20  # pairs; with fewer, the lengths of their responses say nothing
-LOPSIDED = 0.8  # share of pairs in which one side is longer, from which a reward may learn length
+FEWEST_PAIRS = 20  # pairs; of fewer, the lengths of responses mean little
+LOPSIDED = 0.8  # share of pairs with the same longer side; a reward model may then learn length
 
 
 @dataclass(frozen=True)

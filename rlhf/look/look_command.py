@@ -34,7 +34,7 @@ from rlhf.report.page import Headline, render_template
 from rlhf.run.console import Console, literal_text
 from rlhf.runtime.launch_mode import LAUNCHER
 
-LONGEST_SHOWN = 1500  # letters of a span on the terminal; the middle of a longer one is cut
+LONGEST_SHOWN = 1500  # characters of a span on the terminal; longer spans lose their middle
 HUB_ID = r"[\w.-]+/[\w.-]+"
 
 

@@ -11,23 +11,23 @@ from itertools import pairwise
 from rlhf.data.records import ASSISTANT_TURN, Message, Record, find_learned_turns, normalize_text
 from rlhf.look.repeats import DataFinding, name_records
 
-SCRIPT_LETTERS = 40  # letters of an answer that decide its script
+SCRIPT_LETTERS = 40  # characters of an answer, of which the letters decide its script
 JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
-FREQUENT = 3  # examples from which a text in several examples is named
+FREQUENT = 3  # a text that so many examples share is named
 MOST_FREQUENT = 3  # texts that are named
-LONG = 40  # letters from which a response is expected to be a sentence, or a request to be unique
+LONG = 40  # characters; longer responses should be sentences, and longer requests unique
 UNFINISHED = ",;:-("
-USUAL = 0.8  # share of long responses that end in punctuation, from which the others are named
-LOOP = 5  # words for each different word, from which a response goes in circles
+USUAL = 0.8  # if this share of long responses ends in punctuation, the others are named
+LOOP = 5  # a response with more words for each different word repeats itself
 TEXT_FAULTS = {
-    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have letters of a wrong encoding"),
+    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have characters of a wrong encoding"),
     "html": (
         r"</?(?:a|b|br|div|em|font|i|li|p|span|strong|td|tr|ul)\b[^<>]*>|&(?:\w{2,6}|#\d+);",
         "have marks of HTML",
     ),
     "escaped": (
         r"\\[nt](?![a-zA-Z])",
-        "have a line end or a tab written as two letters, \\n or \\t",
+        "have a line end or a tab written as two characters, \\n or \\t",
     ),
     "unfilled": (
         r"\{\{ *\w+ *\}\}|\[(?:INSERT|YOUR|NAME)\b[^\]]*\]|(?i:lorem ipsum)",

@@ -1,7 +1,7 @@
 """Find repeats, near repeats, pairs with their reverse, and prompts on both sides of a split.
 
-Two texts nearly repeat each other if at least ``NEAR`` of their different pieces of ``LETTERS``
-letters are in both (the Jaccard index). Candidates come from MinHash signatures in bands
+Two texts nearly repeat each other if at least ``NEAR`` of their different pieces of ``PIECE``
+characters are in both (the Jaccard index). Candidates come from MinHash signatures in bands
 (https://en.wikipedia.org/wiki/MinHash): of the texts with an index of exactly 0.8 about 96 % become
 candidates, with 0.9 over 99 %. The index of every candidate is then computed exactly.
 """
@@ -29,10 +29,10 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.stored import facts_of, first_of_groups, join, number_groups, take
 
 NEAR = 0.8
-LETTERS = 5
+PIECE = 5  # characters
 BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are candidates
 MOST_COMPARED = 100_000  # prompts that are compared for near repeats, and examples that are read
-CHUNK = 100_000  # letters that are hashed at a time, so that they fit in the CPU's cache
+CHUNK = 100_000  # characters that are hashed at a time, so that they fit in the CPU's cache
 MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.uint64) * 2 + 1
 
 Match = tuple[Record, Record]
@@ -40,7 +40,7 @@ Match = tuple[Record, Record]
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something in the data that a person should look at: ``count`` cases, and the first places."""
+    """Something in the data that a person should look at: ``count`` cases, and where some are."""
 
     kind: str
     count: int
@@ -156,7 +156,7 @@ def name_place(place: Place) -> str:
 
 
 def name_matches(kind: str, matches: Sequence[Match], text: str) -> Iterator[DataFinding]:
-    """Yield a finding of ``matches`` with its first places, if there are any matches."""
+    """Yield a finding about ``matches``, if there are any, with the places of the first few."""
     places = []
     for one, other in matches[:FIRST_PLACES]:
         second = place_text(other)
@@ -168,7 +168,7 @@ def name_matches(kind: str, matches: Sequence[Match], text: str) -> Iterator[Dat
 
 
 def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
-    """Yield a finding of ``records`` with their first places, if there are any records."""
+    """Yield a finding about ``records``, if there are any, with the places of the first few."""
     if records:
         places = [place_text(record) for record in records[:FIRST_PLACES]]
         yield DataFinding(kind, len(records), f"{len(records):,} {text}", places)
@@ -179,7 +179,7 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
 
     The earlier text is the first of its band; every index is paired at most once, in order.
     """
-    plain = [" ".join(text.split()).casefold().ljust(LETTERS) for text in texts]
+    plain = [" ".join(text.split()).casefold().ljust(PIECE) for text in texts]
     signatures = np.concatenate([*_signatures(plain), np.zeros((0, BANDS * ROWS), np.uint64)])
     found: dict[int, int] = {}
     for band in np.split(signatures, BANDS, axis=1):
@@ -194,35 +194,33 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
 
 def _jaccard(one: str, other: str) -> float:
     """Return the share of the different pieces of two texts that are in both."""
-    a, b = (
-        {each[n : n + LETTERS] for n in range(len(each) - LETTERS + 1)} for each in (one, other)
-    )
+    a, b = ({each[n : n + PIECE] for n in range(len(each) - PIECE + 1)} for each in (one, other))
     return len(a & b) / len(a | b)
 
 
 def _signatures(texts: Sequence[str]) -> Iterator[NDArray[np.uint64]]:
     """Yield the signatures (texts, BANDS * ROWS) of chunks of texts: minima of hashed pieces."""
-    begin, letters = 0, 0
+    begin, size = 0, 0
     for index, text in enumerate(texts, 1):
-        letters += len(text)
-        if letters >= CHUNK or index == len(texts):
+        size += len(text)
+        if size >= CHUNK or index == len(texts):
             yield _signatures_of_chunk(texts[begin:index])
-            begin, letters = index, 0
+            begin, size = index, 0
 
 
 def _signatures_of_chunk(texts: Sequence[str]) -> NDArray[np.uint64]:
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    codes = np.concatenate([codes, np.zeros(LETTERS, np.uint32)]).astype(np.uint64)
+    codes = np.concatenate([codes, np.zeros(PIECE, np.uint32)]).astype(np.uint64)
     lengths = np.array([len(text) for text in texts])
     starts = np.concatenate([[0], lengths.cumsum()[:-1]])
-    total = len(codes) - LETTERS
+    total = len(codes) - PIECE
     hashes = np.zeros(total, np.uint64)
-    for place in range(LETTERS):
+    for place in range(PIECE):
         hashes = hashes * MIXERS[-1] + codes[place : place + total]
     hashes = (hashes ^ (hashes >> np.uint64(29))) * MIXERS[-2]
     hashes ^= hashes >> np.uint64(32)
-    # A piece that begins in the last letters of a text continues in the next text: drop it.
-    whole = np.flatnonzero(np.repeat(starts + lengths, lengths) - np.arange(total) >= LETTERS)
+    # A piece that begins in the last characters of a text continues in the next text: drop it.
+    whole = np.flatnonzero(np.repeat(starts + lengths, lengths) - np.arange(total) >= PIECE)
     begins = np.searchsorted(whole, starts)
     return np.stack(
         [np.minimum.reduceat(hashes[whole] * mixer, begins) for mixer in MIXERS], axis=1

@@ -125,9 +125,9 @@ def _pick_by_length(sample: EncodedSample, limit: int) -> list[Record]:
 
 
 def shorten_middle(text: str, most: int) -> str:
-    """Return ``text`` without its middle if it has over ``most`` letters."""
+    """Return ``text`` without its middle if it has over ``most`` characters."""
     cut, half = len(text) - most, most // 2
-    return text if cut <= 0 else f"{text[:half]} ... ({cut:,} letters) ... {text[-half:]}"
+    return text if cut <= 0 else f"{text[:half]} ... ({cut:,} characters) ... {text[-half:]}"
 
 
 def _sequences(

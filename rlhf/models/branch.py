@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class BlockCall(NamedTuple):
-    """The recorded arguments of a block's call: the hidden state, then masks, positions, ..."""
+    """The recorded arguments of a block's call: the hidden state, and the others such as masks."""
 
     hidden_BSH: Tensor
     args: tuple[Any, ...]

@@ -26,7 +26,7 @@ from rlhf.rollout.decoders.fused import TOLERANCES, FusedDecoder
 
 FEW = 32  # rows of logits, or of attention scores, that are compared
 MOST_WEIGHTS = 2**18  # weights of a parameter that the comparison of AdamW updates
-SCALE = 1.25  # factor on logits, in the place of 1 / temperature
+SCALE = 1.25  # factor on logits, instead of 1 / temperature
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
@@ -84,7 +84,7 @@ class CheckedKernels:
         return self._use("attention over the KV cache", load, compare)
 
     def _load(self, name: str) -> Callable[..., Any]:
-        """Return the function ``name`` of the kernels; without it, one that returns None."""
+        """Return the function ``name`` of the kernels; if it is missing, one that returns None."""
         return getattr(self._kernels, name, lambda *_, **__: None)
 
     def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:

@@ -42,7 +42,7 @@ Pairs = Iterable[tuple[Tensor, Tensor]]  # results of a kernel, each with the re
 
 @dataclass
 class _State:
-    """What this process may use, and what it knows of its kernels."""
+    """Which kernels this process may use, and what their checks have shown."""
 
     choice: Kernels = Kernels.auto
     say: Callable[[str], None] = logger.warning

@@ -57,7 +57,7 @@ SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
 DOUBTS = {  # the sentence for each verdict that reports no difference
-    "-": "no difference from the baseline can be told",
+    "-": "no difference from the baseline can be detected",
     "one seed": "one seed tells nothing: give three or more",
     "two seeds": "two seeds tell nothing: give three or more",
     "no spread": "no spread between seeds",
@@ -160,8 +160,9 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
         yield (
             "± is the 95 % interval over seeds; of a difference, over pairs of runs with the same "
             "seed if there are any. higher, lower: a difference that Holm's correction at 5 % "
-            f"keeps. {UNCLEAR} (+N): none is told; N more seeds of each setting tell one in 4 of 5 "
-            "cases if it and its spread are as measured. Fix their number before you start them."
+            f"keeps. {UNCLEAR} (+N): none is detected; N more seeds of each setting detect one in "
+            "4 of 5 cases if it and its spread are as measured. Fix their number before you start "
+            "them."
         )
     elif found.differences:
         yield (

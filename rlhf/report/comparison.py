@@ -127,7 +127,7 @@ class Setting(NamedTuple):
         return reached if math.isnan(start) else f"{start:.3f} → {reached}"
 
     def start(self, title: str) -> float:
-        """Return the mean of a measure before training; NaN if no run knows it."""
+        """Return the mean of a measure before training; NaN if no run has measured it."""
         starts = (run.starts.get(title) for run in self.finished_runs())
         return mean_of([start for start in starts if start is not None])
 
@@ -367,7 +367,7 @@ def describe_unlikeness(settings: Sequence[Setting]) -> str:
 
 
 def _find_registry(run: Path) -> Path:
-    """Return the folder ``runs`` that holds a run; without one, the folder that the run is in."""
+    """Return the folder ``runs`` that holds a run; if there is none, the folder of the run."""
     return next((folder for folder in run.parents if folder.name == RUNS.name), run.parent)
 
 

@@ -30,7 +30,7 @@ UNCLEAR = "unclear"  # for readers: the verdict "-"
 NOT_COMPARED = "not compared"
 OF_EARLIER_PHASES = ("accuracy", "perplexity")  # measures of phases before PPO
 OF_PROMPTS = {measure.title: measure.of_prompts for measure in MEASURES if measure.of_prompts}
-POWER = 0.8  # probability with which the seeds that are asked for tell a difference
+POWER = 0.8  # probability with which the advised number of seeds detects a difference
 MOST_SEEDS = 100  # a larger number is not given
 
 SettingMeasure = tuple[int, str]  # the number of a setting, and the title of a measure
@@ -80,9 +80,9 @@ class SettingsComparison(NamedTuple):
         return "-" if is_told and (setting, title) not in self.kept else found.verdict
 
     def more_seeds(self, setting: int, title: str) -> int | str | None:
-        """Return how many more seeds may tell a difference: a number, ">100", or "unknown".
+        """Return how many more seeds may detect a difference: a number, ">100", or "unknown".
 
-        Return None if the difference is told already, or the measure is not compared.
+        Return None if the difference is detected already, or the measure is not compared.
         """
         if self.verdict(setting, title) in {"", "higher", "lower"}:
             return None
@@ -93,7 +93,7 @@ class SettingsComparison(NamedTuple):
         return f">{MOST_SEEDS}" if count > MOST_SEEDS else count
 
     def verdict_text(self, setting: int, title: str) -> str:
-        """Return the verdict; in brackets how many more seeds may tell a difference, if known."""
+        """Return the verdict; in brackets how many more seeds may detect a difference, if known."""
         verdict, more = self.verdict(setting, title), self.more_seeds(setting, title)
         told = UNCLEAR if verdict == "-" else verdict or NOT_COMPARED * (title in self.left_out)
         return told if more in {None, "unknown"} else f"{told} (+{more})"

@@ -172,7 +172,10 @@ def find_changed_answers(samples: Sequence[Mapping[str, Any]]) -> ChangedAnswers
 
 
 def rank_by_change(pairs: Sequence[AnswersToPrompt]) -> ChangedAnswers:
-    """Return the pairs, the largest change of gold (without it, of the score) first."""
+    """Return the pairs, the largest change first, and counts of higher and lower answers.
+
+    Gold scores are compared, or the scores if an answer has no gold score.
+    """
     golds = [answer.get("gold") for pair in pairs for answer in pair]
     name = "score" if None in golds else "gold"
     ends: Iterator[Any] = (tuple(answer.get(name) for answer in pair) for pair in pairs)

@@ -1,7 +1,7 @@
 """Seal a judge: it judges with the code and data that the run began with, from a private copy.
 
-The seal is one hash of the judge's module and of its ``files``. The frozen configuration has it, so
-that each process of the judge compares it.
+The seal is one hash of the judge's module and of its ``files``. It is stored in the frozen
+configuration; every process of the judge compares it with the hash of its own copy.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def draw_tokens(
     else:
         weights_BV = truncate_probabilities(weights_BV, sampling, waits=waits)
         tokens_B1 = _draw_by_inverse_cdf(weights_BV, draws_B.double()[:, None])
-    logprobs_B1 = weights_BV.gather(1, tokens_B1).log()  # the weight of a token is its probability
+    logprobs_B1 = weights_BV.gather(1, tokens_B1).log()  # under the distribution before truncation
     if end_B1 is not None:  # add the barred end tokens to the normalising sum again
         drawn_B1 = logits_BV.gather(1, tokens_B1)
         logprobs_B1 = drawn_B1 - torch.logaddexp(drawn_B1 - logprobs_B1, end_B1)

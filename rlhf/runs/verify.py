@@ -300,12 +300,12 @@ def read_checked_run(
     Raises:
         CheckpointError: if the run has not finished, or one of these files is damaged.
     """
-    from rlhf.replay import find_other_environment
+    from rlhf.replay import describe_other_machine
 
     config, result = load_run(folder), read_json(folder / RESULT, RESULT_FORM)
     if result is None:
         raise CheckpointError(f"{folder} has no {RESULT}: finish the run first (resume=)")
-    other = "; ".join(find_other_environment(folder))
+    other = "; ".join(describe_other_machine(folder))
     return CheckedRun(folder, config, result, other, seed, replays, trusts_code)
 
 

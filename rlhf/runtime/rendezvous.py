@@ -45,7 +45,7 @@ def rank_from_environment() -> int | None:
     return rank
 
 
-def drop_pod_variables() -> str | None:
+def unset_pod_variables() -> str | None:
     """Remove RANK and WORLD_SIZE if they number pods instead of ranks; return advice or None.
 
     Kubeflow's PyTorchJob and Alibaba PAI set both in every pod, without LOCAL_RANK. They are

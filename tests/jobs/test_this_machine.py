@@ -63,7 +63,7 @@ def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path, compose: Comp
     assert profile(compose, "auto") == profile(compose, "cpu")
     machine = find_hardware((tmp_path / "none",))
     assert (machine.profile, machine.found) == ("cpu", {})
-    assert machine.notice == "hardware=auto: this machine's CPU, as it has no GPU"
+    assert machine.choice_line == "hardware=auto: this machine's CPU, as it has no GPU"
 
 
 def test_the_default_is_said_with_the_plan(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_one_gpu_is_used(gpu: Gpu, put: Put, compose: Compose) -> None:
     assert found.memory_gib == pytest.approx(39.3)  # rounded down
     for key in ("peak_tflops", "memory_bandwidth_gb", "max_micro_batch_size", "price_per_hour"):
         assert getattr(found, key) == getattr(named, key), key
-    assert find_hardware(SIGN).notice == (
+    assert find_hardware(SIGN).choice_line == (
         "hardware=auto: 1 x NVIDIA A100-SXM4-40GB, 39.4 GiB, bf16; rates of a100_40g"
     )
 

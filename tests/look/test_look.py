@@ -189,7 +189,7 @@ def test_what_is_learned_is_green_on_a_terminal() -> None:
 def test_the_middle_of_a_long_text_is_cut_on_the_terminal(look: Look, tmp_path: Path) -> None:
     rows = [row | {"prompt": f"begin{'xy ' * 900}end {n}?"} for n, row in enumerate(pairs(20))]
     said = look(write(tmp_path / "a.jsonl", rows), "phase=sft", "sft.max_tokens=1024")
-    assert " letters) ... " in said
+    assert " characters) ... " in said
     assert "xy " * 600 not in said
     assert "begin" in said
 

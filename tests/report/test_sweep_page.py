@@ -96,7 +96,7 @@ def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
     text = sweep_page("kl", group_runs_by_setting(equal))
-    assert re.search("; no difference from (the baseline|2 of 2 others) can be told", text)
+    assert re.search("; no difference from (the baseline|2 of 2 others) can be detected", text)
     assert re.search(r"lead over the \w+( best)?</dt><dd>\+\d\.\d{4}, unclear</dd>", text)
     worse = [run._replace(starts={"objective": 0.95, "gold": 0.95}) for run in runs()]
     assert "ppo.kl_ctl=0.1 fell least: gold 0.950 → 0.90" in sweep_page(

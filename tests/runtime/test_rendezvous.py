@@ -7,10 +7,10 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import to_run_config
 from rlhf.runtime.rendezvous import (
-    drop_pod_variables,
     is_secondary_node,
     rank_from_environment,
     replace_rank_counts,
+    unset_pod_variables,
 )
 from tests.conftest import Compose
 from tests.runs import ROOT, TINY_RUN, launch, metrics, python
@@ -34,7 +34,7 @@ def test_started_ranks_replace_those_of_the_config(
     compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_rank(monkeypatch, rank=5, world=8, per_node=4)
-    assert drop_pod_variables() is None, "they keep their variables"
+    assert unset_pod_variables() is None, "they keep their variables"
     hardware = replace_rank_counts(to_run_config(compose([]))).hardware
     assert rank_from_environment() == 5
     assert (hardware.nodes, hardware.ranks_per_node) == (2, 4)
@@ -86,7 +86,7 @@ def test_the_number_of_a_pod_is_no_rank(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     config = to_run_config(compose([]))
     assert replace_rank_counts(config) is config
-    advice = drop_pod_variables()
+    advice = unset_pod_variables()
     monkeypatch.setenv("LOCAL_RANK", "0")  # as rlhf/engine/devices.py does
     assert rank_from_environment() is None
     line = (

@@ -167,7 +167,7 @@ def _check_model(key: str, model: ModelConfig) -> None:
 def check_sequence_lengths(
     config: RunConfig, fields_of: Callable[[str, ModelConfig], Mapping[str, Any]] | None = None
 ) -> None:
-    """Check that no sequence is longer than the models that the phases start from allow.
+    """Check that no sequence exceeds the position limit of a model that a phase starts from.
 
     ``fields_of`` returns the fields of a model's config, given its config group's key and value.
     Without ``fields_of``, only models that the run builds from an architecture are checked.

@@ -159,7 +159,7 @@ class _Pair(NamedTuple):
     own: BranchPoint
     other: BranchPoint
     place: float  # place of ``own`` in its response, from 0 to 1
-    differs: bool  # False if the sampled step ended the response or equals the own step
+    differs: bool  # False if the sampled step ended the response or equals ``own``'s
 
 
 class CriticCheck:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 DISTINCT = 2.0  # two states are ranked if their true values are further apart, in standard errors
-FEWEST = 3  # smallest number of states from which a variance is measured
+FEWEST = 3  # smallest number of states that have a variance
 
 
 class CriticState(NamedTuple):

@@ -112,7 +112,7 @@ def record_top_block_calls(
     scorer: Scorer, members: Sequence[nn.Module]
 ) -> AbstractContextManager[list[BlockCall]]:
     """Record the calls of the scorer's top blocks in a context, as the input of ``members``."""
-    return record_calls(_find_top_modules(scorer, _count_own_layers(members))[0])
+    return record_calls(_find_top_modules(scorer, _count_layers_per_member(members))[0])
 
 
 def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int]) -> list[Member]:
@@ -144,14 +144,16 @@ def build_members(scorer: Scorer, config: RewardConfig, *, seeds: Sequence[int])
 def copy_weights_of_first_member(scorer: Scorer, member: nn.Module) -> None:
     """Overwrite the weights of ``member`` with the first member's weights of the same layers."""
     with torch.no_grad():
-        for name, weight in _collect_own_weights(scorer, _count_own_layers([member])).items():
+        for name, weight in _collect_own_weights(
+            scorer, _count_layers_per_member([member])
+        ).items():
             member.get_parameter(name).copy_(weight)
 
 
 @contextmanager
 def swap_in_mean_weights(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
     """Replace the first member's unshared weights by the mean of all members within the context."""
-    own = _collect_own_weights(scorer, _count_own_layers(members))
+    own = _collect_own_weights(scorer, _count_layers_per_member(members))
     before = {name: weight.clone() for name, weight in own.items()}
     with torch.no_grad():
         for name, weight in own.items():
@@ -226,7 +228,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     return Ensemble(scorer, members, weights[OFFSETS], combine)
 
 
-def _count_own_layers(members: Sequence[nn.Module]) -> int:
+def _count_layers_per_member(members: Sequence[nn.Module]) -> int:
     return len(list(members[0].get_submodule("branch.blocks").children()))
 
 

@@ -69,7 +69,7 @@ def compute_store_key(context: RunContext, phase: Phase) -> str | None:
 def hold_entry_lock(store: PhaseStore, key: str, ranks: Ranks) -> Iterator[None]:
     """Hold the lock of a store entry on rank 0 within the context; all ranks wait for the lock.
 
-    Rank 0 tries once per second and tells the others, so that no collective waits longer.
+    Rank 0 tries once per second and sends the result, so that no collective waits longer.
 
     Raises:
         ConfigError: if the store cannot be written.

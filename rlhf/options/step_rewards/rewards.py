@@ -18,7 +18,10 @@ COUNT = "steps"  # criterion: the number of steps of a response
 
 
 def build(part: RewardTerm, _: Path) -> tuple[ScoreFunction, list[str]]:
-    """Return a function that scores each step as a response to the prompt and the steps before."""
+    """Return a function that scores every step of a response, and the name of its criterion.
+
+    A step is scored as a response to the prompt followed by the earlier steps.
+    """
     score, pattern = build_function_reward(part), re.compile(str(part.pattern))
 
     def score_steps(answers: Answers) -> PartScores:
@@ -46,7 +49,7 @@ def find_step_ends(text: str, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _cut_into_steps(answers: Answers, ends: list[list[int]]) -> Answers:
-    """Return the steps as responses; their prompts are the prompts and all steps before."""
+    """Return the steps as responses; a step's prompt is the prompt and all earlier steps."""
     rows, prompts, steps = [], [], []
     for row, places in enumerate(ends):
         text = answers.responses[row]

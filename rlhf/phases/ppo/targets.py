@@ -81,7 +81,7 @@ class TargetMaker:
         self.part_moments: dict[str, Moments] = {}  # one for each part with normalise=true
 
     def update_moments(self, rollout: Rollout) -> None:
-        """Update the moments that scale scores with the scores of a rollout."""
+        """Add the scores of a rollout to the moments for scaling, unless they are fixed."""
         for number, (name, part) in enumerate(self.parts.items()):
             if part.normalise:
                 now = self._moments_of_finite_scores(_scores_of_part(rollout, number))
@@ -165,7 +165,7 @@ class TargetMaker:
                 return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
     def _updated_moments(self, scores_B: Tensor) -> Moments | None:
-        """Return the moments that scale scores after a rollout; None before any finite score."""
+        """Return the moments for scaling ``scores_B``; None until a rollout has a finite score."""
         now = self._moments_of_finite_scores(scores_B)
         if self.moments is None:
             return _initial_moments(self.config, now) if now.count else None

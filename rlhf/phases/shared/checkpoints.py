@@ -96,9 +96,9 @@ class Checkpoints:
         After the last step, checkpoint.load_best restores the models of the best step.
 
         Raises:
-            StoppedError: if a signal requested a stop; the checkpoint has been written.
-            StoppedByAlarmError: if alarms.stop names an alarm of the step; the checkpoint has been
-                written.
+            StoppedError: if a signal requested a stop.
+            StoppedByAlarmError: if alarms.stop names an alarm of the step. Before both errors a
+                checkpoint is written, except with zero.nvme_path, or if a network drive refuses it.
             CheckpointError: if a checkpoint cannot be written.
         """
         self._total = total

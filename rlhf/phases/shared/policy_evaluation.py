@@ -123,7 +123,7 @@ def evaluate_policy(
 
 
 def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
-    """Return measures (B,) of the answers by name: score, kl, ended, tokens, gold/..., parts/..."""
+    """Return measures (B,) of the answers by name, such as score, kl and tokens."""
     responses = rollout.responses
     values = {
         "score": rollout.scores_B,
