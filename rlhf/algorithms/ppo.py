@@ -64,7 +64,7 @@ def policy_loss(
     has no gradient. ``total`` reduces the token losses to a scalar: ``masked_sum``, or
     ``sum_of_row_means`` for https://arxiv.org/abs/2402.03300 eq. 3.
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     ratio_BT = log_ratio_BT.exp()
     plain_BT = -advantages_BT * ratio_BT
     high = cliprange if cliprange_high is None else cliprange_high
@@ -104,7 +104,7 @@ def gspo_loss(
     Each token has the ratio of its whole response. If all tokens of a response have the same
     advantage, the loss and its gradient equal those of GSPO (eq. 5 and 7).
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     mean_B1 = log_ratio_BT.sum(dim=1, keepdim=True) / keep_BT.sum(dim=1, keepdim=True).clamp(min=1)
     shared_BT = mean_B1.detach() + log_ratio_BT - log_ratio_BT.detach()
     loss = policy_loss(
@@ -135,11 +135,11 @@ def cispo_loss(
     The ratio is a weight that the clip limits; every token keeps a gradient. As in the paper's
     experiments, there is no lower limit.
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     ratio_BT = log_ratio_BT.detach().exp()
     weights_BT = ratio_BT.clamp(max=1 + cliprange_high)
     loss_BT = -weights_BT * advantages_BT * logprobs_BT.masked_fill(~keep_BT, 0.0)
-    return _limited_loss(loss_BT, log_ratio_BT, ratio_BT > weights_BT, keep_BT, total)
+    return limited_loss(loss_BT, log_ratio_BT, ratio_BT > weights_BT, keep_BT, total)
 
 
 def dppo_loss(
@@ -163,7 +163,7 @@ def dppo_loss(
     13 and 14). ``limit_high`` replaces ``limit`` where A > 0. Unlike a ratio, D is small for a rare
     token whose probability has doubled, and large for a frequent token that loses a fifth.
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
     # Below 0, so that 1 - p is not 0; masked cells become 0, as in the log-ratio.
     sides = (old_logprobs_BT, logprobs_BT.detach())
     old_BT, new_BT = (side_BT.masked_fill(~keep_BT, 0.0).clamp(max=-1e-7) for side_BT in sides)
@@ -177,10 +177,10 @@ def dppo_loss(
     is_beyond_BT = (divergence_BT > high).where(advantages_BT > 0, divergence_BT > limit)
     masked_BT = is_beyond_BT & (log_ratio_BT * advantages_BT > 0)
     loss_BT = -advantages_BT * log_ratio_BT.exp().masked_fill(masked_BT, 0.0)
-    return _limited_loss(loss_BT, log_ratio_BT, masked_BT, keep_BT, total)
+    return limited_loss(loss_BT, log_ratio_BT, masked_BT, keep_BT, total)
 
 
-def _limited_loss(
+def limited_loss(
     loss_BT: Tensor,
     log_ratio_BT: Tensor,
     limited_BT: Tensor,
@@ -200,7 +200,7 @@ def _limited_loss(
     )
 
 
-def _log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) -> Tensor:
+def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) -> Tensor:
     """Return log pi - log pi_old, clamped to +-MAX_LOG_RATIO.
 
     The result is 0 in masked cells, so that their log-probs cannot overflow into the gradient.
