@@ -125,7 +125,7 @@ CAUSES = (
         {"entropy_coef": 0.0},
     ),
 )
-NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None}
+NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None, "clip_cov_ratio": 0.0}
 
 
 class GradientFinding(NamedTuple):
