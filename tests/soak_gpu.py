@@ -5,9 +5,9 @@
 The product of all settings has 3,500 runs. Faults nearly always need one or two settings, so every
 pair of settings is in a run: ``covering`` chooses them, those with the most new pairs first. Each
 run is executed three times: on the GPU, on the GPU with a kill in PPO and resumed, which must be
-equal bit for bit, and on the CPU in fp32. In fp32 all metrics must agree with the CPU's, in half
-precision the losses of SFT and of the reward model, and log-probs of rollout and training. Runs
-that the time does not reach are counted.
+equal bit for bit, and on as many CPU ranks in fp32. In fp32 all metrics must agree with the CPU's,
+in half precision the losses of SFT and of the reward model, and log-probs of rollout and training.
+Runs that the time does not reach are counted.
 """
 
 import argparse
@@ -39,8 +39,8 @@ RUN += ["sft.eval_examples=8", "reward.eval_examples=8", "ppo.eval_prompts=8", "
 RUN += ["checkpoint.every_steps=1", f"tracking.others=[{PATH}]"]
 ON_GPU = ["hardware=a100_40g"]
 ON_CPU = ["hardware=cpu", "hardware.dtype=fp32", "zero=stage1"]
-# What the run on the CPU does not have.
-OF_GPU = {"dtype", "stage", "graphs", "zero", "engine", "ranks"}
+# What the run on the CPU does not have. It has as many ranks: each draws its own mini-batches.
+OF_GPU = {"dtype", "stage", "graphs", "zero", "engine"}
 DTYPES = {name: [f"hardware.dtype={name}"] for name in ("fp32", "bf16", "fp16")}
 
 
