@@ -199,7 +199,7 @@ def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str
 
 
 def describe_other_machine(run_dir: Path) -> Iterator[str]:
-    """Yield a line for each property of the machine or code that differs from one of the run's."""
+    """Yield a line for each property of the machine or the code that differs from the run's."""
     here = describe_environment(load_frozen_config(run_dir))
     if not (attempts := read_attempts(run_dir)):
         yield "an older version, which did not record its processor, computed the run"

@@ -1,8 +1,8 @@
 """Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1.
 
 All but .parquet may be compressed: .gz, .bz2, .zst. A reader yields chunks, each a function that
-returns up to ``CHUNK`` rows, or all rows of a .json array. Only csv text is parsed before the call:
-a process can skip the chunks that others convert.
+returns up to ``CHUNK`` rows, or all rows of a .json array. The call parses the rows, unless they
+are csv text, so that a process can skip the chunks that others convert.
 """
 
 from __future__ import annotations

@@ -200,8 +200,10 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
     has_template: bool | None = False  # a tokenizer that the run trains has no chat template
     if place is not None:
         folder = expand_user_path(place, key=place_key)
-        read = partial(_read_tokenizer_file, folder, place, model.revision, downloads)
-        has_template = _has_chat_template(read)
+        read = partial(_read_hub_file, place, model.revision, downloads)
+        has_template = _has_chat_template(
+            partial(_read_local_file, folder) if folder.is_dir() else read
+        )
     if has_template is None:
         return Template.auto
     return Template.chat if has_template else Template.plain
@@ -235,20 +237,19 @@ def _has_chat_template(read_file: Callable[[str], str | None]) -> bool | None:
     return bool(template) and not (isinstance(template, str) and is_plain_template(template))
 
 
-def _read_tokenizer_file(
-    folder: Path, place: str, revision: str | None, downloads: bool, name: str
-) -> str | None:
+def _read_local_file(folder: Path, name: str) -> str | None:
     path = folder / name
-    if not folder.is_dir():
-        from huggingface_hub import hf_hub_download
-
-        try:
-            path = Path(
-                hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
-            )
-        except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
-            return None
     return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str) -> str | None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
+    except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
+        return None
+    return Path(file).read_text(encoding="utf-8")
 
 
 def copy_keys_of_source_run(

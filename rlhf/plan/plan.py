@@ -43,7 +43,7 @@ COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 # Adding up the gradients of n micro-batches in bf16 rounds their sum by about ROUNDED * sqrt(n):
 # measured with random gradients, 0.4 % of 8, 1.1 % of 128 and 3.2 % of 1,024.
 ROUNDED = 0.001
-MANY_PASSES = 256  # micro-batches per step; the plan warns of so many
+MANY_PASSES = 256  # micro-batches per step; the plan warns from this number on
 HOST_RESERVED = 0.1  # share of the host's memory for the system, the data and files being read
 
 

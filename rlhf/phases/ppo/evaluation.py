@@ -79,12 +79,13 @@ class PpoEvaluation:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        pairs = {
-            name: zip(before[name], after[name], strict=True)
+        gains = {
+            name: mean_with_interval(
+                [b - a for a, b in zip(before[name], after[name], strict=True)]
+            )
             for name in (*GAINS, *judges)
             if name in before
         }
-        gains = {name: mean_with_interval([b - a for a, b in each]) for name, each in pairs.items()}
         found = {
             name: [gain.low, gain.high]
             for name, gain in gains.items()

@@ -95,10 +95,12 @@ class Checkpoints:
         The steps end early if checkpoint.patience is used up or ``end_after_this_step`` is called.
         After the last step, checkpoint.load_best restores the models of the best step.
 
+        Before StoppedError and StoppedByAlarmError a checkpoint is written, except with
+        zero.nvme_path, or if a network drive refuses it.
+
         Raises:
             StoppedError: if a signal requested a stop.
-            StoppedByAlarmError: if alarms.stop names an alarm of the step. Before both errors a
-                checkpoint is written, except with zero.nvme_path, or if a network drive refuses it.
+            StoppedByAlarmError: if alarms.stop names an alarm of the step.
             CheckpointError: if a checkpoint cannot be written.
         """
         self._total = total

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LIMIT = "max_position_embeddings"  # the config field with the number of positions
 LIMITS = {LIMIT, "n_positions"}
-WINDOW = 4096  # most tokens that rollout=fast decodes without knowing the config's sliding_window
+WINDOW = 4096  # tokens that a known family decodes unchecked if its config has no sliding_window
 
 
 def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
