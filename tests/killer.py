@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from rlhf.base.ranks import Ranks
-from rlhf.options.replay import steps
+from rlhf.options.replay import weight_digests
 from rlhf.phases import sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
@@ -81,7 +81,7 @@ class Disturber(Tracker):
     """Changes one weight of the critic after the step that DISTURB_AT names, PHASE:STEP."""
 
     def __init__(self, *_: object) -> None:
-        self._logged, original = "", steps.sum_digests
+        self._logged, original = "", weight_digests.sum_digests
 
         def sum_digests(engines: Mapping[str, Any], ranks: Ranks) -> dict[str, str]:
             if self._logged == os.environ.get("DISTURB_AT"):
@@ -89,7 +89,7 @@ class Disturber(Tracker):
                     next(engines["critic"].module.parameters()).view(-1)[7] += 0.1
             return original(engines, ranks)
 
-        steps.sum_digests = sum_digests
+        weight_digests.sum_digests = sum_digests
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         self._logged = f"{phase}:{step}"

@@ -8,7 +8,7 @@ Importing this file imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -20,17 +20,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from rlhf.base.decoder_modules import DecoderModules
-    from rlhf.base.ranks import Ranks
     from rlhf.base.types import (
         Engine,
-        Responses,
-        Rollout,
         RolloutBackend,
-        StatefulWithTensors,
         TokenEngine,
         TokenModel,
     )
-    from rlhf.chat.talker import Talker
     from rlhf.config.choices import Dtype, Phase, RewardKind
     from rlhf.config.roles import Role
     from rlhf.config.schema.keys import Unread
@@ -38,42 +33,26 @@ if TYPE_CHECKING:
     from rlhf.config.schema.rewards import RewardTerm
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.collate import PairStep
-    from rlhf.data.records import Record
-    from rlhf.data.splits import PhaseData
     from rlhf.engine.masters import AdamwUpdate
     from rlhf.engine.settings import OptimizerSettings
-    from rlhf.models.language_model import LanguageModel, Scorer
+    from rlhf.models.language_model import Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo.hooks import PpoHook
-    from rlhf.phases.ppo.models import PpoModels
-    from rlhf.phases.ppo.rlhf_engine import RLHFEngine
     from rlhf.phases.reward import RewardTrainer
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.phases.shared.exporting import Export
     from rlhf.plan.phase_memory import PhaseMemory
     from rlhf.plan.phase_plan import PhasePlan
-    from rlhf.plan.time_model import Efficiency
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rewards.rules import ScoreFunction
     from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
     from rlhf.rollout.decoders.layers import AdapterOf
-    from rlhf.rollout.sampling import SamplingSettings
 
 # A function that extends a built model; the tuple has the name of a new head, if it has one.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
-
-
-class SourcesSeam(Protocol):
-    """``sources``: makes the records of a run, instead of reading them from data sets.
-
-    Used by environments.
-    """
-
-    def load_records(self, config: RunConfig) -> dict[Phase, PhaseData]:
-        """Return the records of the run's phases, divided by data.split."""
 
 
 class BackendsSeam(Protocol):
@@ -90,40 +69,6 @@ class BackendsSeam(Protocol):
 
     def build(self, config: RunConfig, parts: BackendParts) -> RolloutBackend:
         """Return the backend that samples the run's responses."""
-
-
-class StepsSeam(Protocol):
-    """``steps``: reads the trained models after each optimizer step.
-
-    Used by replay.
-    """
-
-    def observe_step(
-        self,
-        context: RunContext,
-        phase: Phase,
-        step: int,
-        engines: Mapping[str, StatefulWithTensors],
-        *,
-        is_last: bool,
-    ) -> None:
-        """Log facts of ``engines`` on every rank after step ``step``, before its checkpoint."""
-
-
-class PhasesSeam(Protocol):
-    """``phases``: trains a phase, or reuses the phase of another run with equal inputs.
-
-    Used by phase_store.
-    """
-
-    def train_or_reuse(
-        self,
-        context: RunContext,
-        phase: Phase,
-        train: Callable[[], dict[str, Any]],
-        reuse: Callable[[Path], None],
-    ) -> None:
-        """Call ``train``, or ``reuse`` with the folder of a stored phase that had equal inputs."""
 
 
 class AverageKernel(Protocol):
@@ -263,67 +208,6 @@ class Shown(NamedTuple):
     """The messages of a response that is a conversation."""
 
 
-class Partner(Protocol):
-    """The other side of a conversation, which answers each turn of the policy during a rollout."""
-
-    def wrap_backend(
-        self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-    ) -> RolloutBackend:
-        """Return a backend whose responses are conversations; ``backend`` samples each turn."""
-
-    def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return numbers to compare with results on ``records``, such as random play's return."""
-
-    def close(self) -> None:
-        """End the processes of the partner."""
-
-
-class ResponsesSeam(Protocol):
-    """``responses``: answers the turns of the policy, and measures and shows the conversations.
-
-    Used by environments.
-    """
-
-    SUCCESS: str
-    """The measure that is 1 if a response is right."""
-
-    def open_partner(self, config: RunConfig) -> Partner:
-        """Return a partner, whose processes run until it is closed."""
-
-    def token_rewards(self, responses: Responses) -> Tensor:
-        """Return the partner's rewards (B, T), of a part of ``rewards`` with kind=environment."""
-
-    def measure_responses(self, responses: Responses) -> dict[str, Tensor]:
-        """Return measures (B,) of the responses, named GROUP/NAME; the option chooses GROUP."""
-
-    def evaluation_results(self, by_prompt: Mapping[str, list[float]], when: str) -> dict[str, Any]:
-        """Return the entries of result.json for the evaluation ``when`` (before, after, ...).
-
-        ``by_prompt`` has the values of each measure, one per prompt.
-        """
-
-    def texts_to_show(self, rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
-        """Return each row's texts for samples.jsonl; ``texts`` are the decoded responses."""
-
-
-class Policy(NamedTuple):
-    """The names of a policy that a run may have in its directory.
-
-    ``POLICIES`` of a module ``keys`` has the policies that its option makes from trained policies.
-    """
-
-    name: str
-    """The name in results and evaluations."""
-    model: str
-    """The name in samples and chats."""
-    folder: str
-    """The folder in the run directory."""
-    label: str
-    """The name in summaries and reports."""
-    suffix: str = ""
-    """The end of the measures' names in result.json, such as score_after_SUFFIX."""
-
-
 class RewardsSeam(Protocol):
     """``rewards``: scores responses in a process of its own. Used by biases, judges and
     step_rewards."""
@@ -339,66 +223,10 @@ class RewardsSeam(Protocol):
 
 
 class ReportSeam(Protocol):
-    """``report``: adds rows to the summary of a run, and charts to its report.
-
-    Used by branches, environments and rollout_log.
-    """
-
-    CHANGES: Mapping[str, str]
-    """Measures of result.json with values before and after training, by label."""
-    COMPARISON_VALUES: Mapping[str, str]
-    """Numbers of result.json with which the score can be compared, by label."""
+    """``report``: adds charts to the report of a run. Used by branches and rollout_log."""
 
     def chart_sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return sections of charts, and of answers for its samples, to add to the report."""
-
-
-class ChatSeam(Protocol):
-    """``chat``: plays an episode instead of a chat with a user. Used by environments."""
-
-    FLAG: str
-    """The flag of ``rlhf.chat`` that calls ``play_episode``; ``HELP`` describes the flag."""
-    HELP: str
-    PROMPT_MARK: str
-    """A regular expression for the text before each prompt in samples.jsonl."""
-
-    def was_trained_on_episodes(self, keys: Mapping[str, object]) -> bool:
-        """Return True if a run with these keys trained its model on episodes."""
-
-    def play_episode(
-        self,
-        run_dir: Path,
-        talker: Talker,
-        sampling: SamplingSettings,
-        *,
-        seed: int,
-        write: Callable[[str], None],
-    ) -> None:
-        """Let ``talker``, a model of the run, play an episode; ``write`` prints what happens."""
-
-
-class JobsSeam(Protocol):
-    """``jobs``: prepares and checks a run before its ranks start.
-
-    Used by environments, phase_store and ptx.
-    """
-
-    def complete_config(self, config: RunConfig, *, in_sweep: bool) -> RunConfig:
-        """Return ``config`` with values filled in that depend on how the run is started."""
-
-    def added_trial_overrides(self, words: Sequence[str]) -> list[str]:
-        """Return overrides to add to ``words``, the overrides of a search's trial."""
-
-    def check_data(
-        self, config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
-    ) -> None:
-        """Raise a DataError if data of the option, other than examples, is unusable.
-
-        Data at ``place``, the value of ``key``, is read only if ``is_quick(key, place)`` is True.
-        """
-
-    def has_slow_examples(self, config: RunConfig) -> bool:
-        """Return True if examples take so long to make that the planner should make only a few."""
 
 
 class Generation(NamedTuple):
@@ -441,9 +269,6 @@ class CostsSeam(Protocol):
     def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
         """Return ``generation`` as the option changes it."""
 
-    def adapt_efficiency(self, efficiency: Efficiency) -> Efficiency:
-        """Return the shares of the peak rates that a GPU reaches with the option."""
-
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
@@ -471,17 +296,8 @@ class CostsSeam(Protocol):
         ``plan_rollout(scene, responses, rows)`` plans sampling, with ``rows`` decoded at once.
         """
 
-    OFFLOADS: ClassVar[Mapping[str, str]]
-    """The keys of ``zero`` that offload tensors of the option, each with the tensors' name."""
-
     def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
-
-    def idle_key_notes(self, config: RunConfig) -> Iterator[str]:
-        """Yield a sentence for each key that has no effect with the option."""
-
-    def cost_warnings(self, config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
-        """Yield a sentence for each reason why ``phases`` may cost more than the user expects."""
 
 
 class HooksSeam(Protocol):
@@ -540,21 +356,6 @@ class ModelsSeam(Protocol):
     ) -> RewardTrainer:
         """Return the reward model's trainer, which takes ``steps`` and then the option's steps."""
 
-    def actor_deepspeed_sections(self, config: RunConfig) -> Mapping[str, Any]:
-        """Return sections for the actor's DeepSpeed config; any section requires DeepSpeed."""
-
-    def adapt_policy(self, policy: LanguageModel) -> None:
-        """Change PPO's policy; called before the actor's engine is built."""
-
-    def adapt_actor_of_engine(self, module: nn.Module) -> Mapping[str, float]:
-        """Change PPO's actor once its engine is built; return metrics to log with every step."""
-
-    def build_ppo_models(self, engine: RLHFEngine) -> PpoModels:
-        """Return the models of PPO; without this function each has an engine of its own."""
-
-    def build_critic_export(self, actor: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
-        """Return how to save the critic of ``build_ppo_models`` as a separate model."""
-
     def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise an error if a model of the option has other tokens than the run's ``tokenizer``."""
 
@@ -578,18 +379,12 @@ class KeysSeam(Protocol):
     """Values of keys with which one rank needs neither a server nor a drive; optional."""
     REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]
     """Keys that a kind of reward reads; * after a required key."""
-    REWARD_FILES: ClassVar[Sequence[str]]
-    """Keys of a part of ``rewards`` that name a file; optional."""
     ANSWERS: ClassVar[str]
     """Name of a file in the run directory from which a replay takes answers from outside."""
     LOG: ClassVar[str]
     """Name of a file in the run directory to which rank 0 appends; optional."""
-    SCRATCH: ClassVar[str]
-    """Folder of a phase that the run needs only while it runs; optional."""
     MEASURES: ClassVar[MeasureNames]
     """Names of what the option measures; optional."""
-    POLICIES: ClassVar[Sequence[Policy]]
-    """Policies that the option makes from trained policies; optional."""
 
 
 class RulesSeam(Protocol):
@@ -613,14 +408,5 @@ class RulesSeam(Protocol):
     def reward_warnings(self, config: RunConfig) -> Iterator[str]:
         """Yield a warning for each doubtful part of ``rewards``; printed before any training."""
 
-    def token_limit_after_prompt(self, config: RunConfig) -> tuple[str, int]:
-        """Return the key, and its value, that limits the number of tokens after a prompt."""
-
-    def max_policy_tokens(self, config: RunConfig) -> int:
-        """Return the maximum number of tokens that the policy can write after a prompt."""
-
     def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
         """Return the number of optimizer steps to add to the steps over ``examples`` examples."""
-
-    def num_added_actor_micro_batches(self, config: RunConfig) -> int:
-        """Return the number of micro-batches to add to an optimizer step of PPO's actor."""

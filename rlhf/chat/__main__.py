@@ -21,7 +21,6 @@ from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal, strip_control_characters
 from rlhf.base.user_paths import expand_user_path
-from rlhf.options import modules_of
 from rlhf.run.policies import folders_by_policy_name
 
 if TYPE_CHECKING:
@@ -97,12 +96,13 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     policy = RunPolicy(run_dir, options.model, trusts_code=options.trust_code)
     sampling = apply_sampling_options(policy.sampling_settings, options)
-    if options.playing:
+    if options.environment:
         from rlhf.config.freeze import refuse_code_of_run
 
         refuse_code_of_run(run_dir, trusts_code=options.trust_code)
-        seed, seam = options.seed or 0, options.playing
-        seam.play_episode(run_dir, policy.talker, sampling, seed=seed, write=write)
+        from rlhf.options.environments.chat import play_episode
+
+        play_episode(run_dir, policy.talker, sampling, seed=options.seed or 0, write=write)
         return
     dialogue = Dialogue(policy.talker, sampling, write=write, say=say)
     is_terminal = sys.stdin.isatty()
@@ -126,10 +126,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", metavar="X", help="default: that of the run")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="default: that of the run")
     parser.add_argument("--seed", type=int, help="for equal answers again, or others")
-    for seam in modules_of("chat"):
-        parser.add_argument(
-            seam.FLAG, dest="playing", action="store_const", const=seam, help=seam.HELP
-        )
+    parser.add_argument("--environment", action="store_true", help="let the model play an episode")
     options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, TextIOWrapper):

@@ -180,5 +180,9 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
 
 
 def num_added_micro_batches(config: RunConfig) -> int:
-    """Return the number of micro-batches that options add to an optimizer step of PPO's actor."""
-    return sum(each(config) for each in hooks_of("rules", "num_added_actor_micro_batches", config))
+    """Return the number of micro-batches of a corpus in an optimizer step of PPO's actor."""
+    if config.ppo.ptx_coef == 0 and config.data.ptx_path is None:
+        return 0
+    from rlhf.options.ptx.rules import ptx_batch_plan
+
+    return ptx_batch_plan(config).accumulation

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.seams import ResponsesSeam
 from rlhf.config.batches import BatchPlan, batch_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.freeze import load_run, read_frozen_keys, refuse_code_of_run
@@ -29,7 +28,7 @@ from rlhf.models.build import build_actor, build_scorer, complete_reward_model
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import modules_of
+from rlhf.options.environments.keys import SUCCESS
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.shared.backends import RolloutBackends
@@ -178,8 +177,7 @@ class Evaluator:
 
         Return None if the run has no judge, no rule of the kinds ``RIGHT`` and no episodes.
         """
-        options: Iterator[ResponsesSeam] = modules_of("responses", self.config)
-        for name in ("gold/exact", *(option.SUCCESS for option in options)):
+        for name in ("gold/exact", SUCCESS):
             if name in measured:
                 return bool(measured[name])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}

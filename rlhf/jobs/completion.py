@@ -45,7 +45,7 @@ from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
 from rlhf.models.tokenizers import tokenizer_place
-from rlhf.options import hooks_of
+from rlhf.options.phase_store.keys import Reuse
 from rlhf.plan.plan import Plan, plan_and_configure
 from rlhf.rewards.sealed import seal_judges
 from rlhf.run.console import Console
@@ -133,8 +133,9 @@ def build_new_config(job: Job) -> RunConfig:
             Console().say(line)
     data = replace(config.data, template=template)
     config = replace(config, data=data, rewards=seal_judges(config.rewards))
-    for complete in hooks_of("jobs", "complete_config"):
-        config = complete(config, in_sweep=job.folder is not None)
+    if config.reuse.phases is Reuse.sweep:
+        phases = Reuse.never if job.folder is None else Reuse.always
+        config = replace(config, reuse=replace(config.reuse, phases=phases))
     return config
 
 

@@ -24,8 +24,7 @@ MORE = {".arrow", ".txt"}
 # Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
 OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
 # Keys of a part of ``rewards`` that name a file or code.
-OF_REWARDS = ["json_schema", "function"]
-OF_REWARDS += [key for files in hooks_of("keys", "REWARD_FILES") for key in files]
+OF_REWARDS = ["json_schema", "function", "rubric"]
 
 
 def data_keys_and_paths(data: DataConfig) -> Iterator[tuple[str, str]]:

@@ -33,7 +33,7 @@ from rlhf.data.tables import find_snapshot, list_files
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
 from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
-from rlhf.options import DataConfig, hooks_of
+from rlhf.options import DataConfig
 from rlhf.plan.steps import Load, Loads
 from rlhf.run.console import Console
 from rlhf.runtime.run_data import load_phase_data
@@ -68,7 +68,7 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
     if reason is not None:
         return Reading(None, [f"data: not read: {reason} {ASSUMED}"])
     phases = [phase for phase in config.phase.order if phase not in finished]
-    is_slow = any(each(config) for each in hooks_of("jobs", "has_slow_examples"))
+    is_slow = config.environment.is_used and bool(config.environment.processes)
     counted = CountedData(config, most=SLOWLY_SAMPLED if is_slow else SAMPLED)
     if counted.is_sample and not all(counted.has_enough_examples(phase) for phase in phases):
         counted = CountedData(config, most=sys.maxsize)
@@ -78,8 +78,10 @@ def read_loads(config: RunConfig, *, finished: Container[Phase] = ()) -> Reading
         for line in counted.lines:
             Console().say(line)
         raise
-    for check in hooks_of("jobs", "check_data"):
-        check(config, phases, _is_local_and_small)
+    if config.data.ptx_path is not None:
+        from rlhf.options.ptx.corpus import check_corpus
+
+        check_corpus(config, phases, _is_local_and_small)
     return Reading(counted.loads, counted.lines)
 
 

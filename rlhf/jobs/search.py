@@ -45,7 +45,6 @@ from rlhf.jobs.search_command import (
 )
 from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share, use_cores
-from rlhf.options import hooks_of
 from rlhf.run.console import Console
 from rlhf.run.metric_table import better_direction
 from rlhf.run.results import read_json_object
@@ -132,8 +131,8 @@ class Searcher:
             stop_on = ",".join(self._search.study.stop_on)
             words = [*self._search.fixed, *values, f"run_dir={run_dir}"]
             words += [f"alarms.stop=[{stop_on}]"] if stop_on else []
-            for added in hooks_of("jobs", "added_trial_overrides"):
-                words += added(words)
+            if not any(word.startswith("reuse.phases=") for word in words):
+                words.append("reuse.phases=always")
         run_dir.mkdir(parents=True, exist_ok=True)
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)

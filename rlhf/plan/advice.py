@@ -21,6 +21,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.config.validation import check_options, validate
 from rlhf.options import hooks_of
+from rlhf.options.lora.costs import idle_key_notes
 
 if TYPE_CHECKING:
     from rlhf.base.seams import Saving
@@ -141,8 +142,8 @@ def describe_idle_options(config: RunConfig) -> Iterator[str]:
                 "zero.quantize_gradients=true has no effect on one node: DeepSpeed 0.19.8 "
                 "quantizes gradients only if there are several nodes"
             )
-    for notes in hooks_of("costs", "idle_key_notes", config):
-        yield from notes(config)
+    if config.lora.rank > 0:
+        yield from idle_key_notes(config)
 
 
 def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
@@ -180,8 +181,6 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     has_ppo, no = Phase.ppo in config.phase.order, (False,)
     # On a CPU nothing can be offloaded, because the ranks' memory is the host's memory.
     either = (False, True) if config.hardware.device is Device.cuda else no
-    fields = [key for keys in hooks_of("costs", "OFFLOADS", config) for key in keys]
-    unused = dict.fromkeys((key for keys in hooks_of("costs", "OFFLOADS") for key in keys), False)
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue
@@ -195,14 +194,13 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
                 "offload_parameters": parameters,
                 "offload_reference": reference,
                 "offload_reward": reward,
-                **unused,
-                **dict(zip(fields, held, strict=True)),
+                "offload_ema": average,
             }
-            for optimizer, parameters, reference, reward, *held in product(
+            for optimizer, parameters, reference, reward, average in product(
                 either if stage else no,
                 either if shards else no,
                 either if shards else no,
                 either if has_ppo and own == SHARDED_WEIGHTS else no,
-                *(either if has_ppo else no for _ in fields),
+                either if has_ppo and config.ppo.ema_beta > 0 else no,
             )
         )

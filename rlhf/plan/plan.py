@@ -21,7 +21,8 @@ from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.models.model_uses import ModelUse, UnknownModelError, models_in_phase
-from rlhf.options import Backend, hooks_of, modules_of
+from rlhf.options import Backend, modules_of
+from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
@@ -172,9 +173,8 @@ class Plan:
             "weights": zero.offload_parameters,
             "reference": zero.offload_reference and Role.reference in self.roles,
             "reward model": zero.offload_reward and Role.reward in self.roles,
+            "moving average": zero.offload_ema and self.config.ppo.ema_beta > 0,
         }
-        for keys in hooks_of("costs", "OFFLOADS", self.config):
-            offloaded |= {name: getattr(zero, key) for key, name in keys.items()}
         names = [name for name, is_offloaded in offloaded.items() if is_offloaded]
         offloads = f", {' and '.join(names)} offloaded" if names else ""
         return f"ZeRO stage {zero.stage}{critic}{offloads}"
@@ -244,8 +244,8 @@ def plan_run(
 
     def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
-        for adapt in hooks_of("costs", "adapt_efficiency", config):
-            shares = adapt(shares)
+        if config.rollout.backend is Backend.hybrid_engine:
+            shares = replace(shares, **DEEPSPEED_CHAT)
         at = CostModel(
             machine=machine,
             zero=candidate.zero,

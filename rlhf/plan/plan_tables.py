@@ -8,7 +8,7 @@ from rlhf.config.batches import sequences_per_example
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
-from rlhf.options import hooks_of
+from rlhf.options.lora.costs import cost_warnings
 from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan
@@ -199,8 +199,8 @@ def _plan_caveats(plan: Plan) -> list[str]:
             "data=synthetic is a toy task with short texts: set data, data.path, "
             f"{', '.join(sizes)} as in your run before you believe time and price"
         )
-    for warn in hooks_of("costs", "cost_warnings", plan.config):
-        notes += warn(plan.config, phases)
+    if plan.config.lora.rank > 0:
+        notes += cost_warnings(plan.config, phases)
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -11,7 +11,7 @@ from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
-from rlhf.options import modules_of
+from rlhf.options.environments.keys import PROMPT_MARK
 from rlhf.report.alarms import CHANCE
 from rlhf.report.gain import read_gain
 from rlhf.run.model_card import python_example
@@ -33,14 +33,13 @@ def suggest_commands(run_dir: Path) -> list[str]:
     folders = [folder for folder in folders if folder.exists()]
     keys = read_frozen_keys(run_dir)
     source = keys.get("data.source")
-    suited = [seam for seam in modules_of("chat") if seam.was_trained_on_episodes(keys)]
-    plays = [seam.FLAG for seam in suited]
+    plays = ["--environment"] * (source == Source.environment)
     place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
     lines = ["What to type next"]
     if folders:
         samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
-        marks = "|".join(seam.PROMPT_MARK for seam in suited)
-        prompts = [re.sub(marks, "", sample["prompt"]) for sample in samples]
+        mark = PROMPT_MARK if plays else ""
+        prompts = [re.sub(mark, "", sample["prompt"]) for sample in samples]
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.base.user_paths import relative_to_cwd
-from rlhf.options import hooks_of
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_metric_series
 from rlhf.report.next_commands import suggest_commands
@@ -240,8 +239,7 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield _before_after_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _reward_part_rows(ppo, "score")
-    comparison_values = hooks_of("report", "COMPARISON_VALUES")
-    for row, name in (item for each in comparison_values for item in each.items()):
+    for row, name in COMPARISON_VALUES.items():
         if name in ppo:
             yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
 
@@ -251,11 +249,14 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
+COMPARISON_VALUES = {"optimal return": "optimum", "random turns' return": "random_return"}
 POLICY_ROWS: dict[str, str] = {  # label: NAME, if a phase's results are NAME_before and NAME_after
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
-    **{label: key for each in hooks_of("report", "CHANGES") for label, key in each.items()},
+    "return of an episode": "return",
+    "share of successes": "success",
+    "turns of an episode": "turns",
     "response tokens": "response_tokens",
     "share that ended": "ended_share",
     "corpus perplexity": "corpus_perplexity",

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from typing import NamedTuple
 
-from rlhf.base.seams import Policy
-from rlhf.options import hooks_of
+
+class Policy(NamedTuple):
+    """The names of a policy that a run may have in its directory."""
+
+    name: str
+    """The name in results and evaluations."""
+    model: str
+    """The name in samples and chats."""
+    folder: str
+    """The folder in the run directory."""
+    label: str
+    """The name in summaries and reports."""
+    suffix: str = ""
+    """The end of the measures' names in result.json, such as score_after_SUFFIX."""
+
 
 # In the order of training.
 TRAINED = (
@@ -13,7 +26,8 @@ TRAINED = (
     Policy("dpo", "actor", "dpo/actor", "policy of DPO"),
     Policy("ppo", "actor", "ppo/actor", "actor"),
 )
-DERIVED: tuple[Policy, ...] = tuple(chain.from_iterable(hooks_of("keys", "POLICIES")))
+# Policies that are made from trained ones.
+DERIVED = (Policy("ppo_ema", "actor_ema", "ppo/actor_ema", "averaged actor", "ema"),)
 POLICIES = (*TRAINED, *DERIVED)
 DERIVED_MODELS = {policy.model for policy in DERIVED}
 

@@ -20,14 +20,12 @@ from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.manifest import MANIFEST
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import PhasesSeam
 from rlhf.base.stored_files import PHASES, read_json
 from rlhf.base.versions import code_version, installed_version
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
-from rlhf.options import modules_of
 from rlhf.options.kernel_checks import replaced_kernels
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import (
@@ -209,11 +207,12 @@ def run_phase(
                 shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
         return result
 
-    option: PhasesSeam | None = next(modules_of("phases", config), None)
-    if option is None:
+    if config.reuse.phases == "never":
         train()
     else:
-        option.train_or_reuse(context, phase, train, partial(reuse_phase, context, phase))
+        from rlhf.options.phase_store.phases import train_or_reuse
+
+        train_or_reuse(context, phase, train, partial(reuse_phase, context, phase))
     ranks.barrier()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlhf.base.seams import SourcesSeam
 from rlhf.config.choices import LossOn, Phase, TrainOn
 from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import reward_key_by_column
@@ -18,7 +17,7 @@ from rlhf.data.splits import (
     describe_division,
     divide_over_phases,
 )
-from rlhf.options import hooks_of, modules_of
+from rlhf.options import hooks_of
 
 
 def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase, PhaseData]:
@@ -28,10 +27,11 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
         DataError: if data is missing, malformed or not divisible, or a phase cannot use its part.
         ConfigError: if data.sets describes columns wrongly, or an environment has no expert.
     """
-    source: SourcesSeam | None = next(modules_of("sources", config), None)
-    if source is None:
+    if not config.environment.is_used:
         return divide_datasets(read_datasets(config, say), config, say)
-    parts = source.load_records(config)
+    from rlhf.options.environments.episode_records import load_records
+
+    parts = load_records(config)
     _describe_parts(parts, config, say)
     return parts
 

@@ -34,6 +34,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
 from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
 from rlhf.options import hooks_of, kernels_for, modules_of
+from rlhf.options.ahead.keys import SCRATCH
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
@@ -73,8 +74,6 @@ RUNNERS: dict[Phase, Callable[[RunContext], dict[str, Any]]] = {
     Phase.ppo: run_ppo,
     Phase.dpo: run_dpo,
 }
-# Folders in phase folders that only a run in progress needs, from the options' modules ``keys``.
-SCRATCH = list(hooks_of("keys", "SCRATCH"))
 
 
 def end_stuck_process(reason: str) -> None:
@@ -158,8 +157,8 @@ def run_phases(
             context.tracker.conclude(build_run_result(config, run_dir, unfinished))
         finally:
             context.tracker.finish()
-            for folder in SCRATCH if ranks.is_main else ():  # even if the run failed
-                shutil.rmtree(run_dir / Phase.ppo / folder, ignore_errors=True)
+            if ranks.is_main:  # even if the run failed
+                shutil.rmtree(run_dir / Phase.ppo / SCRATCH, ignore_errors=True)
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         require_sealed_judges(config.rewards)
@@ -234,7 +233,7 @@ def build_context(
 
 def refuse_output_links(run_dir: Path, unfinished: Sequence[Phase]) -> None:
     """Raise an error if a file or folder that ``unfinished`` phases write is a symbolic link."""
-    under = ("", f"/{STATE}", *(f"/{folder}" for folder in SCRATCH))
+    under = ("", f"/{STATE}", f"/{SCRATCH}")
     phases = [f"{phase}{each}" for phase in unfinished for each in under]
     names = ("tokenizer", "wandb", "wandb_id", "tensorboard")
     refuse_links(run_dir, [*LOGS, *names, *phases])

@@ -19,7 +19,7 @@ from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.options import ZeroConfig
 from rlhf.options.average.models import MovingAverage
-from rlhf.options.replay.steps import sum_digests
+from rlhf.options.replay.weight_digests import sum_digests
 from rlhf.run.phase_state import Checkpoint, checkpoint_folder, load_checkpoint, write_checkpoint
 from tests.emulated_fp16 import emulate_fp16
 from tests.plain_engine import whole_state

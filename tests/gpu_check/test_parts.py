@@ -31,7 +31,7 @@ from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import Job
 from rlhf.models.families import FAMILIES
-from rlhf.options.replay.steps import digest_of_slice
+from rlhf.options.replay.weight_digests import digest_of_slice
 from rlhf.options.vllm.vllm_client import VllmClient
 from rlhf.plan.plan import plan_and_configure
 from rlhf.rollout.decoders.fused import FusedDecoder

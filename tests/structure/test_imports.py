@@ -10,7 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.structure.parsed import parsed
-from tests.structure.test_layers import FILES, ROOT, TYPE_CHECKING, imported_modules
+from tests.structure.test_layers import (
+    FILES,
+    ROOT,
+    TYPE_CHECKING,
+    imported_modules,
+    run_at_import,
+)
 
 # The path that the documentation names, from the command to the loss.
 PATH_TO_THE_LOSS = [
@@ -30,11 +36,16 @@ def module_of(path: str) -> str:
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Module -> the modules of ``sources`` that it imports when it runs, inside functions too."""
+    """Module -> the modules of ``sources`` that it imports when it runs, inside functions too.
+
+    But for options in functions: the core calls an option, which is built on the core.
+    """
     modules = {module_of(path) for path in sources}
     graph = {}
     for path, source in sources.items():
-        names = {name for _, name in imported_modules(executed(source), path)}
+        at_once = {name for _, name in imported_modules(run_at_import(parsed(source)), path)}
+        later = {name for _, name in imported_modules(executed(source), path)}
+        names = at_once | {name for name in later if not name.startswith("rlhf.options.")}
         found = {name if name in modules else name.rpartition(".")[0] for name in names}
         graph[module_of(path)] = (found & modules) - {module_of(path)}
     return graph

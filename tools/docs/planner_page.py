@@ -15,7 +15,7 @@ from pathlib import Path
 from rlhf.config.choices import Device, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.hybrid_engine.costs import adapt_efficiency
+from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
 from rlhf.plan.plan import EFFICIENCY, Plan, plan_run
 from tools.docs.memory_table import memory_rows
 from tools.docs.pages import composed, write_below
@@ -223,7 +223,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _efficiencies() -> list[str]:
-    theirs = adapt_efficiency(EFFICIENCY[Device.cuda])
+    theirs = replace(EFFICIENCY[Device.cuda], **DEEPSPEED_CHAT)
     found = {device.value: shares for device, shares in EFFICIENCY.items()}
     found["DeepSpeed-Chat"] = theirs
     rows = [

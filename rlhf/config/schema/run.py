@@ -34,7 +34,6 @@ from rlhf.options import (
     RewardConfig,
     RolloutConfig,
     ZeroConfig,
-    hooks_of,
 )
 
 
@@ -168,13 +167,11 @@ class RunConfig(OptionGroups, RunKeys):
     @property
     def token_limit_after_prompt(self) -> tuple[str, int]:
         """Return the key, and its value, that limits the tokens of a response or of an episode."""
-        of_response = "rollout.max_response_tokens", self.rollout.max_response_tokens
-        found: list[tuple[str, int]]
-        found = [each(self) for each in hooks_of("rules", "token_limit_after_prompt", self)]
-        return found[0] if found else of_response
+        if self.environment.is_used:
+            return "environment.max_tokens", self.environment.max_tokens
+        return "rollout.max_response_tokens", self.rollout.max_response_tokens
 
     @property
     def max_policy_tokens(self) -> int:
         """Return the maximum number of tokens that the policy can write after a prompt."""
-        found = (each(self) for each in hooks_of("rules", "max_policy_tokens", self))
-        return max(found, default=self.rollout.max_response_tokens)
+        return self.environment.turn_limit * self.rollout.max_response_tokens

@@ -28,7 +28,7 @@ from rlhf.gpu_check.rows import (
 )
 from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_to_end
 from rlhf.options.replay.keys import LOG as DIGESTS
-from rlhf.options.replay.steps import digest_of_slice
+from rlhf.options.replay.weight_digests import digest_of_slice
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 
 # Largest relative difference from the CPU's last losses of SFT and of the reward model.

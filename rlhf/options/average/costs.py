@@ -12,8 +12,6 @@ from rlhf.config.schema.run import RunConfig
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
-OFFLOADS = {"offload_ema": "moving average"}
-
 
 def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
     """Add the average to PPO's actor, as an fp32 copy of its weights."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.base.seams import MeasureNames, Policy
+from rlhf.base.seams import MeasureNames
 from rlhf.config.schema.keys import FROM_0_BELOW_1, key
 
-POLICIES = (Policy("ppo_ema", "actor_ema", "ppo/actor_ema", "averaged actor", "ema"),)
 ON_ONE_RANK = {"zero.offload_ema": False}
 MEASURES = MeasureNames(times=["after_ema"])
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import Source
 from rlhf.config.freeze import load_run
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import record_of_observation
@@ -18,15 +17,6 @@ from rlhf.options.environments.process_pool import build_pool
 if TYPE_CHECKING:
     from rlhf.chat.talker import Talker
     from rlhf.rollout.sampling import SamplingSettings
-
-FLAG = "--environment"
-HELP = "let the model play an episode"
-PROMPT_MARK = r"^\[episode \d+\]"  # the text before the prompt of an episode in samples.jsonl
-
-
-def was_trained_on_episodes(keys: Mapping[str, object]) -> bool:
-    """Return True if a run with these keys was trained on episodes."""
-    return keys.get("data.source") == Source.environment
 
 
 def play_episode(
@@ -45,8 +35,8 @@ def play_episode(
     config, total = load_run(run_dir), 0.0
     if not config.environment.is_used:
         raise ConfigError(
-            f"{FLAG}: {run_dir} has environment.kind=none; without {FLAG} you talk to its model "
-            "yourself"
+            f"--environment: {run_dir} has environment.kind=none; without --environment you talk "
+            "to its model yourself"
         )
     encoder = Encoder(talker.tokenizer, config.data.template)
     with closing(build_pool(config.environment)) as pool:

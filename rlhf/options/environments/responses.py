@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GROUP, FAILURES = "episode/", "failures/"
-SUCCESS = f"{GROUP}success"
 ENVIRONMENT_FAULTS = (
     FailureName.timeout,
     FailureName.exception,
@@ -95,7 +94,7 @@ def open_partner(config: RunConfig) -> EnvironmentPartner:
     return EnvironmentPartner(config, build_pool(config.environment))
 
 
-def token_rewards(responses: Responses) -> Tensor:
+def episode_token_rewards(responses: Responses) -> Tensor:
     """Return the rewards (B, T) of turns, at the last tokens of the turns."""
     turns = turns_of(responses)
     assert turns is not None, "kind=environment without episodes"

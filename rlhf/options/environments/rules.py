@@ -101,13 +101,3 @@ def check_environment_keys(environment: EnvironmentConfig) -> None:
             f"environment.processes=0 with kind={kind}: only {', '.join(EMBEDDED)} run in the "
             "rank's own process; use environment.processes=4"
         )
-
-
-def token_limit_after_prompt(config: RunConfig) -> tuple[str, int]:
-    """Return the key that limits an episode's turns and observations, and its value in tokens."""
-    return "environment.max_tokens", config.environment.max_tokens
-
-
-def max_policy_tokens(config: RunConfig) -> int:
-    """Return the maximum number of tokens that the policy can write in an episode."""
-    return config.environment.turn_limit * config.rollout.max_response_tokens

@@ -12,11 +12,16 @@ from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
-    from rlhf.plan.time_model import Efficiency
 
 # DeepSpeed-Chat's system of 2023: the share of the peak is fitted to table 1 of its announcement,
 # the others are estimates (benchmarks/planner.md).
-PUBLISHED = {"training": 0.25, "scoring": 0.25, "bandwidth": 0.4, "attention": 0.4}
+DEEPSPEED_CHAT = {
+    "training": 0.25,
+    "scoring": 0.25,
+    "bandwidth": 0.4,
+    "attention": 0.4,
+    "step_seconds": 0.0,
+}
 
 
 def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
@@ -30,8 +35,3 @@ def adapt_generation(config: RunConfig, generation: Generation) -> Generation:
     """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
     size = config.rollout.hybrid_engine.inference_tp_size
     return generation._replace(gathers=True, tensor_parallel=size)
-
-
-def adapt_efficiency(efficiency: Efficiency) -> Efficiency:
-    """Return the shares that DeepSpeed-Chat reached with the Hybrid Engine."""
-    return replace(efficiency, **PUBLISHED, step_seconds=0.0)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
-
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.hybrid_engine.hybrid_rollout import adapt_deepspeed_layers
 
 
 def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
@@ -28,8 +25,3 @@ def adapt_policy(policy: LanguageModel) -> None:
     """Copy ``generate`` to the policy's wrapper, where DeepSpeed replaces it by its own."""
     wrapper: Any = policy
     wrapper.generate, wrapper.config = policy.pretrained.generate, policy.pretrained.config
-
-
-def adapt_actor_of_engine(module: nn.Module) -> dict[str, float]:
-    """Adapt DeepSpeed's layers after the engine has started; return their number as a metric."""
-    return {"rollout/accelerated_layers": adapt_deepspeed_layers(module)}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.user_paths import expand_user_path
+from rlhf.config.choices import Phase
 from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.files import READERS, Chunk, open_text
 from rlhf.data.records import Record, Row
@@ -48,6 +50,20 @@ class PtxBlocks(NamedTuple):
 def reads_corpus(ppo: PpoConfig, data: DataConfig) -> bool:
     """Return True if PPO learns from a corpus, or measures its perplexity on one."""
     return bool(ppo.ptx_coef or (ppo.ptx_eval_blocks and data.ptx_path is not None))
+
+
+def check_corpus(
+    config: RunConfig, phases: Collection[Phase], is_quick: Callable[[str, str], bool]
+) -> None:
+    """Raise a DataError if the corpus that PPO reads is missing or has no text.
+
+    The corpus at ``place``, the value of ``key``, is read only if ``is_quick(key, place)`` is True.
+    """
+    data, place = config.data, config.data.ptx_path
+    if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
+        return
+    if reads_corpus(config.ppo, data):
+        load_ptx_texts(data, seed=config.seed)
 
 
 def build_ptx_blocks(

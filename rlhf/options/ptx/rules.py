@@ -23,8 +23,3 @@ def ptx_batch_plan(config: RunConfig) -> BatchPlan:
         micro_batch_size=None,
         cap=ppo.micro_batch_size or config.hardware.max_micro_batch_size,
     )
-
-
-def num_added_actor_micro_batches(config: RunConfig) -> int:
-    """Return the number of micro-batches of the corpus per optimizer step of the actor."""
-    return ptx_batch_plan(config).accumulation

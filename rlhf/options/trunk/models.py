@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 
-def build_ppo_models(engine: RLHFEngine) -> TrunkModels:
+def build_trunk_models(engine: RLHFEngine) -> TrunkModels:
     """Build the trunk of PPO and the engine that trains it."""
     config = engine.config
     trunk = SharedTrunk(
@@ -58,7 +58,7 @@ def build_ppo_models(engine: RLHFEngine) -> TrunkModels:
     )
 
 
-def build_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
+def build_trunk_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase) -> Export:
     """Return how to save a shared trunk's critic as a separate model."""
     assert isinstance(trunk.module, SharedTrunk)
     tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))

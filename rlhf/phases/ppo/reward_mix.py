@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import RewardError
-from rlhf.base.seams import ResponsesSeam
 from rlhf.base.types import PromptBatch, Responses, TermScores
 from rlhf.config.choices import Phase, RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.options import hooks_of, modules_of
+from rlhf.options import hooks_of
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -230,8 +229,11 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
     if not config.rewards:
         return None
     say = Console().say
-    options: Iterator[ResponsesSeam] = modules_of("responses", config)
-    own_rewards = next((option.token_rewards for option in options), None)
+    own_rewards: Callable[[Responses], Tensor] | None = None
+    if config.environment.is_used:
+        from rlhf.options.environments.responses import episode_token_rewards
+
+        own_rewards = episode_token_rewards
     judge, run_dir = GoldJudge(), config.run_dir
     return RewardMix(config.rewards, tokenizer, judge, say, own_rewards, run_dir)
 

@@ -33,7 +33,7 @@ from rlhf.models.build import (
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options import PpoConfig, hooks_of
+from rlhf.options import Backend, PpoConfig
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
@@ -77,15 +77,13 @@ class RLHFEngine:
         choose_kernels(config.hardware.kernels)
         _require_ppo_phase(config)
         require_capabilities(config)
-        self.settings = EngineSettings(
-            zero=config.zero,
-            dtype=resolve_dtype(config.hardware.dtype, config.hardware.device),
-            actor_sections={
-                name: section
-                for find in hooks_of("models", "actor_deepspeed_sections", config)
-                for name, section in find(config).items()
-            },
-        )
+        dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
+        self.settings = EngineSettings(zero=config.zero, dtype=dtype)
+        if self._is_hybrid:
+            from rlhf.options.hybrid_engine.models import actor_deepspeed_sections
+
+            sections = actor_deepspeed_sections(config)
+            self.settings = replace(self.settings, actor_sections=sections)
         self.speed = StepSpeed(config, self.ranks)
         self.plan = batch_plans(config)[Phase.ppo]
         self._engines: list[AnyEngine] = []
@@ -99,15 +97,15 @@ class RLHFEngine:
         )
         self.scores = self._build_score_function()
         self.rewards = build_reward_mix(config, self.tokenizer)
-        build_ppo_models = next(hooks_of("models", "build_ppo_models", config), None)
-        self.models: PpoModels = (
-            self._build_separate_models() if build_ppo_models is None else build_ppo_models(self)
-        )
+        self.models = self._build_models()
         self.actor = self.models.actor
         self.critic = self.models.critic
         self.constant_metrics: dict[str, float] = {}  # logged with every step
-        for adapt in hooks_of("models", "adapt_actor_of_engine", config):
-            self.constant_metrics |= adapt(self.actor.module)
+        if self._is_hybrid:
+            from rlhf.options.hybrid_engine.hybrid_rollout import adapt_deepspeed_layers
+
+            layers = adapt_deepspeed_layers(self.actor.module)
+            self.constant_metrics["rollout/accelerated_layers"] = layers
         self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
         backend = self.backends.build
         temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
@@ -134,9 +132,10 @@ class RLHFEngine:
 
     def build_critic_export(self) -> Export | None:
         """Build the export that saves the critic as a model; None if the run has no critic."""
-        for build in hooks_of("models", "build_critic_export", self.config):
-            export: Export = build(self.actor, self.tokenizer)
-            return export
+        if self.config.ppo.shared_trunk:
+            from rlhf.options.trunk.models import build_trunk_critic_export
+
+            return build_trunk_critic_export(self.actor, self.tokenizer)
         if self.critic is None:
             return None
         return build_export(self.config, self.critic, self.critic_source)
@@ -164,8 +163,16 @@ class RLHFEngine:
         for engine in self._engines:
             engine.close()
 
-    def _build_separate_models(self) -> SeparateModels:
+    @property
+    def _is_hybrid(self) -> bool:
+        return self.config.rollout.backend is Backend.hybrid_engine
+
+    def _build_models(self) -> PpoModels:
         config = self.config
+        if config.ppo.shared_trunk:
+            from rlhf.options.trunk.models import build_trunk_models
+
+            return build_trunk_models(self)
         policy = build_policy(
             config,
             self.tokenizer,
@@ -173,8 +180,10 @@ class RLHFEngine:
             shard=self._build_parameter_placer(Role.actor),
         )
         self.require_enough_positions(policy.pretrained, key="model")
-        for adapt in hooks_of("models", "adapt_policy", config):
-            adapt(policy)
+        if self._is_hybrid:
+            from rlhf.options.hybrid_engine.models import adapt_policy
+
+            adapt_policy(policy)
         actor = self.build_learner(policy, Role.actor)
         reference = build_reference(
             config,

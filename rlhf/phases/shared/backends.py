@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import BackendsSeam, Partner, ResponsesSeam
+from rlhf.base.seams import BackendsSeam
 from rlhf.base.types import RolloutBackend
 from rlhf.config.choices import Dtype
 from rlhf.config.schema.run import RunConfig
@@ -21,6 +21,8 @@ from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rlhf.options.environments.responses import EnvironmentPartner
 
 
 class BackendParts(NamedTuple):
@@ -95,8 +97,11 @@ class RolloutBackends:
         """Start the partner's processes, if an option has a partner; ``close`` ends them."""
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
         choose_kernels(config.hardware.kernels)
-        option: ResponsesSeam | None = next(modules_of("responses", config), None)
-        self._partner: Partner | None = None if option is None else option.open_partner(config)
+        self._partner: EnvironmentPartner | None = None
+        if config.environment.is_used:
+            from rlhf.options.environments.responses import open_partner
+
+            self._partner = open_partner(config)
 
     def build(
         self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False

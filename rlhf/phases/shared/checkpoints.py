@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from rlhf.base.errors import RlhfError
-from rlhf.base.seams import StepsSeam
 from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import AlarmName
-from rlhf.options import CheckpointConfig, modules_of
+from rlhf.options import CheckpointConfig
 from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.run.jsonl import LOGS
@@ -192,9 +191,10 @@ class Checkpoints:
     def _finish_step(self) -> None:
         context, requests = self._context, self._context.requests
         is_last = self._is_over or self.step == self._total
-        options: Iterator[StepsSeam] = modules_of("steps", context.config)
-        for option in options if self._can_write else ():
-            option.observe_step(context, self.phase, self.step, self._engines, is_last=is_last)
+        if self._can_write and self._config.digest_every > 0:
+            from rlhf.options.replay.weight_digests import observe_step
+
+            observe_step(context, self.phase, self.step, self._engines, is_last=is_last)
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
         # Rank 0 reads the clock for all ranks. While steps are skipped, no checkpoint becomes due.

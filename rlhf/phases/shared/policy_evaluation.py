@@ -10,13 +10,12 @@ from torch import Tensor
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
-from rlhf.base.seams import ResponsesSeam, Shown
+from rlhf.base.seams import Shown
 from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches
 from rlhf.data.records import Record, seeds_of_records
-from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_records
 from rlhf.phases.shared.scoring import (
     ScoringModels,
@@ -79,8 +78,10 @@ class PolicyEvaluation(NamedTuple):
     def results(self, config: RunConfig, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
         values: dict[str, Any] = {f"{t}_{when}": self.means[name] for name, t in TITLES.items()}
-        for option in _response_modules(config):
-            values |= option.evaluation_results(self.by_prompt, when)
+        if config.environment.is_used:
+            from rlhf.options.environments.responses import evaluation_results
+
+            values |= evaluation_results(self.by_prompt, when)
         if parts := self.group_means("parts"):
             values[f"score_parts_{when}"] = parts
         if gold := self.group_means("gold"):
@@ -131,8 +132,10 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         "ended": responses.ended_B,
         "tokens": responses.keep_BT.sum(dim=1),
     }
-    for option in _response_modules(context.config):
-        values |= option.measure_responses(responses)
+    if context.config.environment.is_used:
+        from rlhf.options.environments.responses import measure_responses
+
+        values |= measure_responses(responses)
     values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
         scores_KB = rollout.parts.scores_BK.unbind(1)
@@ -155,13 +158,11 @@ def _store_values(
 def describe_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
     """Return the texts of each row's prompt and response, as samples.jsonl has them."""
     texts = response_texts(context.tokenizer, rollout.responses)
-    for option in _response_modules(context.config):
-        return option.texts_to_show(rollout, texts)
+    if context.config.environment.is_used:
+        from rlhf.options.environments.responses import texts_to_show
+
+        return texts_to_show(rollout, texts)
     return [Shown(*each) for each in zip(rollout.prompts.texts, texts, strict=True)]
-
-
-def _response_modules(config: RunConfig) -> Iterator[ResponsesSeam]:
-    return modules_of("responses", config)
 
 
 HeldOutTargets = Callable[[Rollout], TokenTargets | None]

@@ -15,7 +15,7 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.deepspeed_engine import require_quantizer
-from rlhf.options import hooks_of, modules_of
+from rlhf.options import modules_of
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import find_model_config, require_fast_decoding
 
@@ -59,5 +59,7 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
         read_pair_groups(context.config.reward.groups_path)
         if context.config.reward.reads_numeric_columns:
             reward_pairs(context)
-    for check in hooks_of("jobs", "check_data", context.config):
-        check(context.config, found, lambda _key, _path: True)
+    if context.config.data.ptx_path is not None:
+        from rlhf.options.ptx.corpus import check_corpus
+
+        check_corpus(context.config, found, lambda _key, _path: True)

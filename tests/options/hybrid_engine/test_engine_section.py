@@ -8,7 +8,8 @@ from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.models.model_uses import models_in_phase
-from rlhf.options import hooks_of
+from rlhf.options import Backend
+from rlhf.options.hybrid_engine.models import actor_deepspeed_sections
 from tests.conftest import Compose
 
 HYBRID = ["rollout=hybrid_engine", "hardware=8xa100_80g", "zero=stage3"]
@@ -25,7 +26,7 @@ PLAIN = {
 
 def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
     config = to_run_config(compose([*overrides]))
-    sections = next(hooks_of("models", "actor_deepspeed_sections", config), lambda _: {})
+    is_hybrid = config.rollout.backend is Backend.hybrid_engine
     return deepspeed_config(
         role,
         zero=config.zero,
@@ -33,7 +34,7 @@ def generated(compose: Compose, role: Role, *overrides: str) -> dict[str, Any]:
         plan=BatchPlan(per_rank=8, micro=4, accumulation=2),
         max_grad_norm=1.0,
         ranks=8,
-        actor_sections=sections(config),
+        actor_sections=actor_deepspeed_sections(config) if is_hybrid else {},
     )
 
 
