@@ -314,7 +314,7 @@ class HooksSeam(Protocol):
 class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
-    Used by average, distillation, ensembles, fused_layers, hybrid_engine, lora and trunk.
+    Used by average, distillation, ensembles, fused_layers, lora and trunk.
     """
 
     def extend_model(
@@ -395,9 +395,6 @@ class RulesSeam(Protocol):
 
     def check(self, config: RunConfig) -> None:
         """Raise ConfigError if a rule is broken; called after the core's rules."""
-
-    def check_before_core_rules(self, config: RunConfig) -> None:
-        """Do as ``check`` does, but before the core's rules. Used by environments."""
 
     def check_batches(self, config: RunConfig) -> None:
         """Raise ConfigError if a rule is broken; called after the core has divided batches.

@@ -25,6 +25,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import check_reward
 from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.options import check_exclusions, hooks_of
+from rlhf.options.environments.environment_rules import check_environment
 
 
 def validate(config: RunConfig) -> None:
@@ -34,9 +35,8 @@ def validate(config: RunConfig) -> None:
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    # The modules of options come first: the core's rules would refuse with a less helpful error.
-    for check in hooks_of("rules", "check_before_core_rules"):
-        check(config)
+    # Environments come first: the core's rules would refuse with a less helpful error.
+    check_environment(config)
     check_rewards(config)
     check_reward(config)
     check_models(config)

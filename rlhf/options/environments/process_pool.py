@@ -27,6 +27,7 @@ from rlhf.options.environments.adapters import (
 )
 from rlhf.options.environments.embedded import Blackjack, Calculator, NumberGuessing
 from rlhf.options.environments.environment_host import Host
+from rlhf.options.environments.environment_rules import check_environment_keys
 from rlhf.options.environments.interface import (
     Environment,
     EnvironmentFacts,
@@ -39,7 +40,6 @@ from rlhf.options.environments.interface import (
     parse_step,
 )
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
-from rlhf.options.environments.rules import check_environment_keys
 from rlhf.options.environments.tools import ToolEnvironment, has_tools
 
 # The name of the environment's method that chooses a turn for each player.

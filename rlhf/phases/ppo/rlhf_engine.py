@@ -80,7 +80,7 @@ class RLHFEngine:
         dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
         self.settings = EngineSettings(zero=config.zero, dtype=dtype)
         if self._is_hybrid:
-            from rlhf.options.hybrid_engine.models import actor_deepspeed_sections
+            from rlhf.options.hybrid_engine.hybrid_actor import actor_deepspeed_sections
 
             sections = actor_deepspeed_sections(config)
             self.settings = replace(self.settings, actor_sections=sections)
@@ -181,7 +181,7 @@ class RLHFEngine:
         )
         self.require_enough_positions(policy.pretrained, key="model")
         if self._is_hybrid:
-            from rlhf.options.hybrid_engine.models import adapt_policy
+            from rlhf.options.hybrid_engine.hybrid_actor import adapt_policy
 
             adapt_policy(policy)
         actor = self.build_learner(policy, Role.actor)

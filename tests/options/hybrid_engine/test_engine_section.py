@@ -9,7 +9,7 @@ from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
 from rlhf.models.model_uses import models_in_phase
 from rlhf.options import Backend
-from rlhf.options.hybrid_engine.models import actor_deepspeed_sections
+from rlhf.options.hybrid_engine.hybrid_actor import actor_deepspeed_sections
 from tests.conftest import Compose
 
 HYBRID = ["rollout=hybrid_engine", "hardware=8xa100_80g", "zero=stage3"]

@@ -32,13 +32,13 @@ from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import Backend
 from rlhf.options.average.models import MovingAverage
 from rlhf.options.hybrid_engine import backends
+from rlhf.options.hybrid_engine.hybrid_actor import adapt_policy
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
     HybridSettings,
     adapt_deepspeed_layers,
     hybrid_engine_unavailable_reason,
 )
-from rlhf.options.hybrid_engine.models import adapt_policy
 from rlhf.options.hybrid_engine.supported_models import (
     REASONS,
     Greedy,

@@ -17,7 +17,7 @@ OF_PACKAGES = (
 OF_CODE = (EnvironmentKind.tools, EnvironmentKind.custom)
 
 
-def check_before_core_rules(config: RunConfig) -> None:
+def check_environment(config: RunConfig) -> None:
     """Check the keys of the environment, and the keys of other groups that episodes restrict."""
     if not config.environment.is_used:
         _refuse_episode_keys(config)
