@@ -21,7 +21,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.config.validation import check_options, validate
 from rlhf.options import hooks_of
-from rlhf.options.lora.costs import idle_key_notes
 
 if TYPE_CHECKING:
     from rlhf.base.seams import Saving
@@ -143,6 +142,8 @@ def describe_idle_options(config: RunConfig) -> Iterator[str]:
                 "quantizes gradients only if there are several nodes"
             )
     if config.lora.rank > 0:
+        from rlhf.options.lora.costs import idle_key_notes
+
         yield from idle_key_notes(config)
 
 

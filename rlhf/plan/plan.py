@@ -22,7 +22,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.models.model_uses import ModelUse, UnknownModelError, models_in_phase
 from rlhf.options import Backend, modules_of
-from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
@@ -245,6 +244,8 @@ def plan_run(
     def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
         if config.rollout.backend is Backend.hybrid_engine:
+            from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
+
             shares = replace(shares, **DEEPSPEED_CHAT)
         at = CostModel(
             machine=machine,

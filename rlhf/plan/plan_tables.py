@@ -8,7 +8,6 @@ from rlhf.config.batches import sequences_per_example
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
-from rlhf.options.lora.costs import cost_warnings
 from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan
@@ -200,6 +199,8 @@ def _plan_caveats(plan: Plan) -> list[str]:
             f"{', '.join(sizes)} as in your run before you believe time and price"
         )
     if plan.config.lora.rank > 0:
+        from rlhf.options.lora.costs import cost_warnings
+
         notes += cost_warnings(plan.config, phases)
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
