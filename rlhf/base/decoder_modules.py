@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlhf.base.errors import CapabilityError
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -66,6 +68,53 @@ class DecoderModules:
     num_kv_heads: int
     head_dim: int
     activation: str
+
+    def require_matching_weights(self) -> None:
+        """Check the weights against the sizes by which kernels place numbers in their buffers.
+
+        Compiled code checks no bounds: with a weight of another shape it would write past the end.
+
+        Raises:
+            CapabilityError: if the weights do not match.
+        """
+        hidden, inner = len(self.blocks[0].output.weight), len(self.blocks[0].up.weight)
+        query, key = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        needed = dict.fromkeys(("attention_norm", "mlp_norm"), (hidden,))
+        needed |= dict.fromkeys(("query_norm", "key_norm"), (self.head_dim,))
+        needed |= {"output": (hidden, query), "down": (hidden, inner)}
+        needed |= dict.fromkeys(("gate", "up"), (inner, hidden))
+        pairs = [(getattr(block, n), shape) for block in self.blocks for n, shape in needed.items()]
+        for block in self.blocks:
+            rows = (query, key, key) if len(block.query_key_value) > 1 else (query + 2 * key,)
+            pairs += zip(block.query_key_value, ((each, hidden) for each in rows), strict=True)
+        vocabulary, width = self.tokens.weight.shape
+        pairs.append((self.project_in, (hidden, width)))
+        pairs.append((self.tokens, (vocabulary, hidden if self.project_in is None else width)))
+        width = hidden
+        for module in self.final:
+            is_projection = hasattr(module, "in_features")
+            after = len(module.weight) if is_projection else width
+            pairs.append((module, (after, width) if is_projection else (width,)))
+            width = after
+        pairs.append((self.head, (len(self.head.weight), width)))
+        for module, shape in pairs:
+            if module is not None and not _has_shape(module, shape):
+                raise CapabilityError(
+                    f"rollout.backend=fast: {module} must have the shape {shape} beside the other "
+                    "layers; use the config.json that was saved with these weights, or rollout=hf"
+                )
+        if not key or self.num_heads % self.num_kv_heads:
+            raise CapabilityError(
+                f"rollout.backend=fast: {self.num_heads} query heads cannot share "
+                f"{self.num_kv_heads} key heads; use rollout=hf"
+            )
+
+
+def _has_shape(module: Any, shape: tuple[int, ...]) -> bool:
+    """Return True if the weight of ``module`` has this shape, and its bias as many rows."""
+    weight, bias = module.weight, getattr(module, "bias", None)
+    found = module.normalized_shape if weight is None else weight.shape
+    return tuple(found) == shape and (bias is None or len(bias) == shape[0])
 
 
 def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

@@ -93,7 +93,9 @@ class Evaluator:
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config, context.tokenizer)
         dtype, ranks = context.settings.dtype, context.ranks
-        self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks)
+        self._backends = RolloutBackends(
+            self.config, context.tokenizer, dtype, ranks, rows=self.plan.micro
+        )
 
     @property
     def default_decodings(self) -> list[Decoding]:

@@ -162,6 +162,7 @@ def _build_model(
         use_matmul_attention(model)
     if shard is None:
         use_onednn_products(model)
+        _require_working_fields(model, source)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         enable_gradient_checkpointing(model, source.gradient_checkpointing, key=source.key)
@@ -235,6 +236,31 @@ def _require_embeddings(
             f"{source.key}={source.path}: the tokenizer has the token id {last}, but the model has "
             f"{rows} embeddings; use the tokenizer of this model"
         )
+
+
+@torch.no_grad()
+def _require_working_fields(model: PreTrainedModel, source: ModelSource) -> None:
+    """Check, on two texts that differ in their last token, that the model runs and is causal.
+
+    A config.json may have fields that fit the weights, but with which a forward pass fails. A model
+    whose attention runs on a GPU only is not checked.
+    """
+    if source.attention not in (None, MATMUL, "sdpa", "eager"):
+        return
+    ids = [id_ for id_ in range(4) if id_ != model.config.pad_token_id]
+    training = model.training
+
+    def refuse(reason: str) -> ConfigError:
+        place = source.key if source.path is None else f"{source.key}={source.path}, config.json"
+        return ConfigError(f"{place}: no causal language model has these fields ({reason})")
+
+    with translate_errors(refuse):
+        base = model.eval().base_model
+        hidden_2SH = base(torch.tensor([ids[:2], ids[::2]]), use_cache=True)[0]
+    model.train(training)
+    first_H, again_H = hidden_2SH[:, 0]
+    if not torch.allclose(first_H, again_H, rtol=1e-3, atol=1e-3 * float(first_H.abs().max())):
+        raise refuse("a token depends on the token after it, or is not a number")
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:

@@ -37,10 +37,17 @@ class FastSettings:
     """Options of the decode loop; the config group ``rollout`` documents their meaning."""
 
     dtype: torch.dtype
-    max_rows: int | None
+    max_rows: int | None  # None: as many as there are prompts
     gather_weights: When
     cuda_graphs: bool
     keeps_graphs: bool  # keeps CUDA graphs and the KV cache between rollouts
+
+
+@dataclass
+class KeptDecoder:
+    """The decoder that several backends of a process keep between rollouts and evaluations."""
+
+    decoder: GraphedDecoder | None = None
 
 
 FindModules = Callable[..., DecoderModules | None]  # called as find_modules(model, tokens=MAXIMUM)
@@ -61,7 +68,7 @@ class FastRollout:
     adapter_of: AdapterOf
     find_modules: FindModules
     ranks: Ranks
-    _kept: GraphedDecoder | None = field(default=None, init=False)
+    kept: KeptDecoder = field(default_factory=KeptDecoder)
 
     def generate(
         self,
@@ -102,7 +109,7 @@ class FastRollout:
         pause: Pause | None = None,
     ) -> None:
         """Generate all responses; each prompt plus response has at most ``tokens`` tokens."""
-        rows = min(self.settings.max_rows or len(requests), len(requests))
+        rows = self.settings.max_rows or len(requests)
         parked = 0 if pause is None else rows
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
@@ -165,12 +172,13 @@ class FastRollout:
     def _get_graph_decoder(
         self, model: PreTrainedModel, parts: DecoderModules, extent: Extent
     ) -> GraphedDecoder:
-        """Return the last rollout's decoder if it was kept and fits, otherwise a new decoder."""
+        """Return the decoder that was kept if it fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
-        kept, self._kept = self._kept, None
+        kept, self.kept.decoder = self.kept.decoder, None
         if kept is not None and kept.can_serve(extent, weights):
             kept.refresh_weight_copies()
-            self._kept = kept
+            kept.sampling = self.sampling
+            self.kept.decoder = kept
             return kept
         del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
@@ -188,7 +196,7 @@ class FastRollout:
             weights=weights,
         )
         if self.settings.keeps_graphs:
-            self._kept = graphed
+            self.kept.decoder = graphed
         return graphed
 
     def _autocast_context(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:

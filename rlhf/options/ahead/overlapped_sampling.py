@@ -9,6 +9,7 @@ message}``.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -210,11 +211,15 @@ class SamplingWorker:
             settings=EngineSettings(zero=config.zero, dtype=dtype),
             ranks=Ranks(device=device),
         )
-        backends = RolloutBackends(config, self._tokenizer, dtype, Ranks(device=device))
-        self._backend = backends.build(
-            temperature=config.rollout.temperature,
+        backends = RolloutBackends(
+            config,
+            self._tokenizer,
+            dtype,
+            Ranks(device=device),
+            rows=math.ceil(config.ppo.rollout_batch_size / place.num_samplers),
             keeps_graphs=config.rollout.keep_graphs is not When.never,
         )
+        self._backend = backends.build(temperature=config.rollout.temperature)
 
     def sample(self, *, step: int, weights: str, **prompts: Any) -> None:
         """Write this process's share of the responses of ``step`` to a file."""

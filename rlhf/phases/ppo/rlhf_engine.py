@@ -108,10 +108,16 @@ class RLHFEngine:
         self.constant_metrics: dict[str, float] = {}  # logged with every step
         for adapt in hooks_of("models", "adapt_actor_of_engine", config):
             self.constant_metrics |= adapt(self.actor.module)
-        self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
-        backend = self.backends.build
-        temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
-        self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
+        self.backends = RolloutBackends(
+            config,
+            self.tokenizer,
+            self.settings.dtype,
+            self.ranks,
+            rows=rollout_plan(config).per_rank,
+            keeps_graphs=config.rollout.keep_graphs is When.always,
+        )
+        backend, temperature = self.backends.build, config.rollout.temperature
+        self.rollout: RolloutBackend = backend(temperature=temperature)
         # The policy to evaluate, backends that sample its answers, and models that score them.
         self.policy = AnsweringPolicy(
             self.actor,

@@ -15,7 +15,7 @@ from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
 from rlhf.options import Backend, hooks_of, modules_of
 from rlhf.options.kernel_checks import choose_kernels
-from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
@@ -46,15 +46,17 @@ def build_rollout_backend(
     temperature: float,
     dtype: Dtype,
     ranks: Ranks,
+    rows: int,
     greedy: bool = False,
-    keeps_graphs: bool = False,
+    kept: KeptDecoder | None = None,
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. With
-    ``keeps_graphs`` it keeps CUDA graphs and KV cache between rollouts.
+    ``dtype`` must not be auto. At most ``rows`` responses are sampled at once. With ``greedy`` the
+    backend always takes the most likely token. CUDA graphs and KV cache stay in ``kept``, if given.
     """
     rollout = config.rollout
+    rows = min(rollout.max_rows or rows, rows)
     settings = SamplingSettings(
         max_tokens=rollout.max_response_tokens,
         temperature=temperature,
@@ -68,21 +70,22 @@ def build_rollout_backend(
     if option is not None:
         return option.build(config, BackendParts(settings, stop, pad_id, dtype, ranks))
     if rollout.backend is Backend.hf:
-        return HfRollout(settings, pad_id=pad_id, stop=stop)
+        return HfRollout(settings, pad_id=pad_id, stop=stop, max_rows=rows)
     return FastRollout(
         settings,
         FastSettings(
             dtype=TORCH_DTYPES[dtype],
-            max_rows=rollout.max_rows,
+            max_rows=rows,
             gather_weights=rollout.gather_weights,
             cuda_graphs=rollout.cuda_graphs,
-            keeps_graphs=keeps_graphs,
+            keeps_graphs=kept is not None,
         ),
         pad_id=pad_id,
         stop=stop,
         adapter_of=next(hooks_of("models", "adapter_of", config), lambda _: None),
         find_modules=find_decoder_modules,
         ranks=ranks,
+        kept=kept or KeptDecoder(),
     )
 
 
@@ -90,17 +93,27 @@ class RolloutBackends:
     """A builder of rollout backends; with an environment, a partner answers the policy's turns."""
 
     def __init__(
-        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        dtype: Dtype,
+        ranks: Ranks,
+        *,
+        rows: int,
+        keeps_graphs: bool = False,
     ) -> None:
-        """Start the partner's processes, if an option has a partner; ``close`` ends them."""
+        """Start the partner's processes, if an option has a partner; ``close`` ends them.
+
+        All backends sample at most ``rows`` responses at once. With ``keeps_graphs`` they keep one
+        KV cache, and its CUDA graphs, between rollouts.
+        """
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
+        self._rows, self._kept = rows, KeptDecoder() if keeps_graphs else None
         choose_kernels(config.hardware.kernels)
         option: ResponsesSeam | None = next(modules_of("responses", config), None)
         self._partner: Partner | None = None if option is None else option.open_partner(config)
 
-    def build(
-        self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False
-    ) -> RolloutBackend:
+    def build(self, *, temperature: float, greedy: bool = False) -> RolloutBackend:
         """Build a backend with ``build_rollout_backend``, and let the partner wrap it."""
         backend = build_rollout_backend(
             self._config,
@@ -108,8 +121,9 @@ class RolloutBackends:
             temperature=temperature,
             dtype=self._dtype,
             ranks=self._ranks,
+            rows=self._rows,
             greedy=greedy,
-            keeps_graphs=keeps_graphs,
+            kept=self._kept,
         )
         if self._partner is None:
             return backend
