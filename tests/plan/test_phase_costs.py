@@ -305,6 +305,18 @@ def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> 
     assert seconds[0] == pytest.approx(2 * seconds[1])
 
 
+def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
+    load, words = {Phase.ppo: Load(steps=9, lengths=(10,), held_out=800)}, ("phase=ppo",)
+    words += ("model=pretrained", "model.path=a", "model@reward_model=gold", "plan=off")
+    seconds = [
+        plan_run(run_of(compose, *words, f"ppo.micro_batch_size={micro}"), load)
+        .phases[0]
+        .other_seconds["evaluate"]
+        for micro in (1, 16)
+    ]
+    assert seconds[0] < 2 * seconds[1]
+
+
 def test_unknown_steps_count_as_one(compose: Compose) -> None:
     config = eight_gpus(compose)
     one = plan_phase(scene(config, Phase.sft, steps=None))

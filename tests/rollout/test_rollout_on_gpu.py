@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.ranks import Ranks
+from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import PromptBatch
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
@@ -30,7 +31,7 @@ from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.fast import FastRollout, unpad_prompts
+from rlhf.rollout.fast import FastRollout, KeptDecoder, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config
@@ -339,6 +340,26 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     for parameter in engine.module.parameters():
         parameter.data = parameter.data * 0.5
     assert captures() > 0
+
+
+def test_evaluations_share_graphs_and_cache_with_training(gpu: Gpu) -> None:
+    """More prompts than rows, and greedy answers, which need graphs of their own."""
+    ranks, kept, batch = Ranks(0, 1, GPU), KeptDecoder(), prompts()
+    engine = engine_of(tiny_model("opt"))
+    held_out = join_rows([batch, batch], pad_id=0)
+    training = replace(rollout_of(ranks), kept=kept)
+    greedy = replace(training, sampling=replace(SAMPLING, top_k=1))
+    captures = []
+    with torch.no_grad():
+        for backend, asked in 2 * [(training, held_out), (greedy, held_out), (training, batch)]:
+            with gpu.counting() as counts:
+                backend.generate(engine, asked)
+            captures.append(counts.events[Event.capture])
+    first, second = captures[:2]
+    assert first > 0 < second
+    assert captures[2:] == [0] * 4
+    fresh = replace(greedy, kept=KeptDecoder()).generate(engine, held_out)
+    assert torch.equal(fresh.ids_BT, greedy.generate(engine, held_out).ids_BT)
 
 
 def test_graphs_and_joint_projections_outlast_snapshots(gpu: Gpu, tmp_path: Path) -> None:

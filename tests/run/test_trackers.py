@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +55,9 @@ def run_config(
         log_every=1,
     )
     rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
-    return RunConfig(**rest | {"name": "default", "tracking": tracking, "alarms": NO_ALARMS})
+    settings: Any = SimpleNamespace(dtype="bf16", backend="fast")
+    rest |= {"hardware": settings, "rollout": settings, "tracking": tracking, "alarms": NO_ALARMS}
+    return RunConfig(**rest | {"name": "default"})
 
 
 def test_an_undocumented_metric_is_logged_and_named_once() -> None:
@@ -119,6 +122,20 @@ def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
         config = run_config(WandbMode.disabled, others=[wrong])
         with pytest.raises(ConfigError, match=rf"tracking\.others={wrong}: .*package\.module:NAME"):
             build_tracker(config, tmp_path, is_main=True, say=said.append)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "alarms"), [("fp32", "fast", 1), ("bf16", "fast", 0), ("fp32", "vllm", 0)]
+)
+def test_the_limit_of_the_mismatch_depends_on_the_precision(
+    tmp_path: Path, dtype: Any, backend: Any, alarms: int
+) -> None:
+    said: list[str] = []
+    config = run_config(WandbMode.disabled)
+    config.hardware.dtype, config.rollout.backend = dtype, backend
+    tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
+    tracker.log("ppo", 1, {"ppo/logprob_mismatch": 0.02})
+    assert ["rollout_mismatch" in line for line in said] == [True] * alarms
 
 
 def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:

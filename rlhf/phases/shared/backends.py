@@ -46,17 +46,18 @@ def build_rollout_backend(
     temperature: float,
     dtype: Dtype,
     ranks: Ranks,
-    rows: int,
+    rows: int | None = None,
     greedy: bool = False,
     kept: KeptDecoder | None = None,
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. At most ``rows`` responses are sampled at once. With ``greedy`` the
-    backend always takes the most likely token. CUDA graphs and KV cache stay in ``kept``, if given.
+    ``dtype`` must not be auto. At most ``rows`` responses (None: all) are sampled at once. With
+    ``greedy`` the backend always takes the most likely token. CUDA graphs and KV cache stay in
+    ``kept``, if it is given.
     """
     rollout = config.rollout
-    rows = min(rollout.max_rows or rows, rows)
+    rows = min((each for each in (rollout.max_rows, rows) if each), default=None)
     settings = SamplingSettings(
         max_tokens=rollout.max_response_tokens,
         temperature=temperature,
