@@ -97,16 +97,16 @@ class DecoderModules:
             pairs.append((module, (after, width) if is_projection else (width,)))
             width = after
         pairs.append((self.head, (len(self.head.weight), width)))
-        for module, shape in pairs:
-            if module is not None and not _has_shape(module, shape):
-                raise CapabilityError(
-                    f"rollout.backend=fast: {module} must have the shape {shape} beside the other "
-                    "layers; use the config.json that was saved with these weights, or rollout=hf"
-                )
-        if not key or self.num_heads % self.num_kv_heads:
+        odd = [(m, shape) for m, shape in pairs if m is not None and not _has_shape(m, shape)]
+        if odd or not key or self.num_heads % self.num_kv_heads:
+            what = (
+                "{} must have the shape {} beside the other layers".format(*odd[0])
+                if odd
+                else (f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads")
+            )
             raise CapabilityError(
-                f"rollout.backend=fast: {self.num_heads} query heads cannot share "
-                f"{self.num_kv_heads} key heads; use rollout=hf"
+                f"rollout.backend=fast: {what}; use the config.json that was saved with these "
+                "weights, or rollout=hf"
             )
 
 

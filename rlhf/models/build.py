@@ -158,11 +158,11 @@ def _build_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
         shard_parameters(model, shard, partial(require_finite_weights, source=source))
+    else:
+        _require_working_fields(model, source)
+        use_onednn_products(model)
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
-    if shard is None:
-        use_onednn_products(model)
-        _require_working_fields(model, source)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         enable_gradient_checkpointing(model, source.gradient_checkpointing, key=source.key)

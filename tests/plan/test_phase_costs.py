@@ -306,14 +306,11 @@ def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> 
 
 
 def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
-    load, words = {Phase.ppo: Load(steps=9, lengths=(10,), held_out=800)}, ("phase=ppo",)
-    words += ("model=pretrained", "model.path=a", "model@reward_model=gold", "plan=off")
-    seconds = [
-        plan_run(run_of(compose, *words, f"ppo.micro_batch_size={micro}"), load)
-        .phases[0]
-        .other_seconds["evaluate"]
-        for micro in (1, 16)
-    ]
+    load, seconds = Load(steps=9, lengths=(10,), held_out=800), []
+    for micro in (1, 16):
+        config = eight_gpus(compose, ppo={"micro_batch_size": micro})
+        planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
+        seconds.append(planned.other_seconds["evaluate"])
     assert seconds[0] < 2 * seconds[1]
 
 

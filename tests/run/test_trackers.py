@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import WandbMode
+from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
+from rlhf.options import Backend
 from rlhf.options.branches.critic_states import CriticState
 from rlhf.run.tracker import Sample, Token, Tracker
 from rlhf.run.trackers import FileTracker, Trackers, build_tracker
@@ -125,16 +126,18 @@ def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "backend", "alarms"), [("fp32", "fast", 1), ("bf16", "fast", 0), ("fp32", "vllm", 0)]
+    ("dtype", "backend", "alarms"),
+    [("fp32", "fast", 1), ("bf16", "fast", 0), ("fp32", "vllm_server", 0)],
 )
 def test_the_limit_of_the_mismatch_depends_on_the_precision(
-    tmp_path: Path, dtype: Any, backend: Any, alarms: int
+    tmp_path: Path, dtype: str, backend: str, alarms: int
 ) -> None:
     said: list[str] = []
     config = run_config(WandbMode.disabled)
-    config.hardware.dtype, config.rollout.backend = dtype, backend
+    config.hardware.dtype, config.rollout.backend = Dtype(dtype), Backend(backend)
     tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
     tracker.log("ppo", 1, {"ppo/logprob_mismatch": 0.02})
+    tracker.finish()
     assert ["rollout_mismatch" in line for line in said] == [True] * alarms
 
 
