@@ -162,7 +162,9 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.gathered_weight_bytes(actor)
+    shared = min(config.ppo.responses_per_prompt, rows) if settings.backend is Backend.fast else 1
     how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
+    how = replace(how, shared=shared)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,

@@ -307,7 +307,7 @@ def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> 
 
 def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
     load, seconds = Load(steps=9, lengths=(10,), held_out=800), []
-    for micro in (1, 16):
+    for micro in (1, 8):
         config = eight_gpus(compose, ppo={"micro_batch_size": micro})
         planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
         seconds.append(planned.other_seconds["evaluate"])
