@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -40,12 +40,11 @@ class FastSettings:
     max_rows: int | None  # None: as many as there are prompts
     gather_weights: When
     cuda_graphs: bool
-    keeps_graphs: bool  # keeps CUDA graphs and the KV cache between rollouts
 
 
 @dataclass
 class KeptDecoder:
-    """The decoder that several backends of a process keep between rollouts and evaluations."""
+    """The CUDA graphs and the KV cache that backends of a process share and keep for later."""
 
     decoder: GraphedDecoder | None = None
 
@@ -68,7 +67,7 @@ class FastRollout:
     adapter_of: AdapterOf
     find_modules: FindModules
     ranks: Ranks
-    kept: KeptDecoder = field(default_factory=KeptDecoder)
+    kept: KeptDecoder | None = None  # None: each rollout has graphs and a KV cache of its own
 
     def generate(
         self,
@@ -174,11 +173,12 @@ class FastRollout:
     ) -> GraphedDecoder:
         """Return the decoder that was kept if it fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
-        kept, self.kept.decoder = self.kept.decoder, None
+        place = self.kept or KeptDecoder()
+        kept, place.decoder = place.decoder, None
         if kept is not None and kept.can_serve(extent, weights):
             kept.refresh_weight_copies()
             kept.sampling = self.sampling
-            self.kept.decoder = kept
+            place.decoder = kept
             return kept
         del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
@@ -188,16 +188,14 @@ class FastRollout:
             tokens=extent.columns,
             dtype=self.settings.dtype,
         )
-        graphed = GraphedDecoder(
+        place.decoder = GraphedDecoder(
             fused,
             self.sampling,
             end_ids=end_token_ids(model),
             extent=extent,
             weights=weights,
         )
-        if self.settings.keeps_graphs:
-            self.kept.decoder = graphed
-        return graphed
+        return place.decoder
 
     def _autocast_context(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
         """Return a context that switches autocast off, except for ``CacheDecoder``.

@@ -312,11 +312,11 @@ def test_without_memory_for_graphs_steps_are_launched(
     assert line.startswith("kernels: torch replaces CUDA graphs (CUDA out of memory. Tried to ")
 
 
-KEEPING = {"dtype": torch.bfloat16, "max_rows": ROWS, "cuda_graphs": True, "keeps_graphs": True}
+GRAPHS = {"dtype": torch.bfloat16, "max_rows": ROWS, "cuda_graphs": True}
 
 
 def rollout_of(ranks: Ranks, **changes: Any) -> FastRollout:
-    return fast_rollout(SAMPLING, ranks=ranks, **KEEPING | changes)
+    return fast_rollout(SAMPLING, ranks=ranks, **{"kept": KeptDecoder()} | GRAPHS | changes)
 
 
 def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
@@ -326,7 +326,7 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     keeping, batch = rollout_of(ranks), prompts()
 
     def captures() -> int:
-        fresh = rollout_of(ranks, keeps_graphs=False).generate(engine, batch)
+        fresh = rollout_of(ranks, kept=None).generate(engine, batch)
         with gpu.counting() as counts:
             responses = keeping.generate(engine, batch)
         assert torch.equal(responses.ids_BT, fresh.ids_BT)
@@ -347,7 +347,7 @@ def test_evaluations_share_graphs_and_cache_with_training(gpu: Gpu) -> None:
     ranks, kept, batch = Ranks(0, 1, GPU), KeptDecoder(), prompts()
     engine = engine_of(tiny_model("opt"))
     held_out = join_rows([batch, batch], pad_id=0)
-    training = replace(rollout_of(ranks), kept=kept)
+    training = rollout_of(ranks, kept=kept)
     greedy = replace(training, sampling=replace(SAMPLING, top_k=1))
     captures = []
     with torch.no_grad():
@@ -357,7 +357,7 @@ def test_evaluations_share_graphs_and_cache_with_training(gpu: Gpu) -> None:
             captures.append(counts.events[Event.capture])
     assert captures[3:] == [0] * 3, captures
     assert captures[0] >= captures[2], "training captures the shapes that it alone needs"
-    fresh = replace(greedy, kept=KeptDecoder()).generate(engine, held_out)
+    fresh = replace(greedy, kept=None).generate(engine, held_out)
     assert torch.equal(fresh.ids_BT, greedy.generate(engine, held_out).ids_BT)
 
 
@@ -400,7 +400,7 @@ def test_a_model_that_is_trained_answers(
 ) -> None:
     engine = engine_of(tiny_model(name), stage=stage, dtype=dtype)
     precision = torch.float32 if dtype is Dtype.fp32 else torch.bfloat16
-    how = {"dtype": precision, "cuda_graphs": has_graphs, "keeps_graphs": False}
+    how = {"dtype": precision, "cuda_graphs": has_graphs}
     rollout = rollout_of(Ranks(0, 1, GPU), **how)
     with gpu.counting() as counts:
         batch = prompts()

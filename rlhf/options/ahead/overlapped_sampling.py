@@ -211,15 +211,12 @@ class SamplingWorker:
             settings=EngineSettings(zero=config.zero, dtype=dtype),
             ranks=Ranks(device=device),
         )
-        backends = RolloutBackends(
-            config,
-            self._tokenizer,
-            dtype,
-            Ranks(device=device),
-            rows=math.ceil(config.ppo.rollout_batch_size / place.num_samplers),
+        rows = math.ceil(config.ppo.rollout_batch_size / place.num_samplers)
+        backends = RolloutBackends(config, self._tokenizer, dtype, Ranks(device=device), rows)
+        self._backend = backends.build(
+            temperature=config.rollout.temperature,
             keeps_graphs=config.rollout.keep_graphs is not When.never,
         )
-        self._backend = backends.build(temperature=config.rollout.temperature)
 
     def sample(self, *, step: int, weights: str, **prompts: Any) -> None:
         """Write this process's share of the responses of ``step`` to a file."""

@@ -108,15 +108,11 @@ class RLHFEngine:
         self.constant_metrics: dict[str, float] = {}  # logged with every step
         for adapt in hooks_of("models", "adapt_actor_of_engine", config):
             self.constant_metrics |= adapt(self.actor.module)
-        self.backends = RolloutBackends(
-            config,
-            self.tokenizer,
-            self.settings.dtype,
-            self.ranks,
-            rows=rollout_plan(config).per_rank,
-            keeps_graphs=config.rollout.keep_graphs is When.always,
-        )
-        backend, temperature = self.backends.build, config.rollout.temperature
+        rows, dtype = rollout_plan(config).per_rank, self.settings.dtype
+        self.backends = RolloutBackends(config, self.tokenizer, dtype, self.ranks, rows)
+        keeps = config.rollout.keep_graphs is When.always
+        backend = partial(self.backends.build, keeps_graphs=keeps)
+        temperature = config.rollout.temperature
         self.rollout: RolloutBackend = backend(temperature=temperature)
         # The policy to evaluate, backends that sample its answers, and models that score them.
         self.policy = AnsweringPolicy(

@@ -79,14 +79,13 @@ def build_rollout_backend(
             max_rows=rows,
             gather_weights=rollout.gather_weights,
             cuda_graphs=rollout.cuda_graphs,
-            keeps_graphs=kept is not None,
         ),
         pad_id=pad_id,
         stop=stop,
         adapter_of=next(hooks_of("models", "adapter_of", config), lambda _: None),
         find_modules=find_decoder_modules,
         ranks=ranks,
-        kept=kept or KeptDecoder(),
+        kept=kept,
     )
 
 
@@ -99,22 +98,21 @@ class RolloutBackends:
         tokenizer: PreTrainedTokenizerBase,
         dtype: Dtype,
         ranks: Ranks,
-        *,
         rows: int,
-        keeps_graphs: bool = False,
     ) -> None:
         """Start the partner's processes, if an option has a partner; ``close`` ends them.
 
-        All backends sample at most ``rows`` responses at once. With ``keeps_graphs`` they keep one
-        KV cache, and its CUDA graphs, between rollouts.
+        All backends sample at most ``rows`` responses at once.
         """
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
-        self._rows, self._kept = rows, KeptDecoder() if keeps_graphs else None
+        self._rows, self._kept = rows, KeptDecoder()
         choose_kernels(config.hardware.kernels)
         option: ResponsesSeam | None = next(modules_of("responses", config), None)
         self._partner: Partner | None = None if option is None else option.open_partner(config)
 
-    def build(self, *, temperature: float, greedy: bool = False) -> RolloutBackend:
+    def build(
+        self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False
+    ) -> RolloutBackend:
         """Build a backend with ``build_rollout_backend``, and let the partner wrap it."""
         backend = build_rollout_backend(
             self._config,
@@ -124,7 +122,7 @@ class RolloutBackends:
             ranks=self._ranks,
             rows=self._rows,
             greedy=greedy,
-            kept=self._kept,
+            kept=self._kept if keeps_graphs else None,
         )
         if self._partner is None:
             return backend
