@@ -107,10 +107,10 @@ class DecoderModules:
 
 
 def _has_shape(module: Any, shape: list[int]) -> bool:
-    """Return True if the weight of ``module`` has this shape, and its bias as many rows."""
+    """Return True if the weight of ``module`` has this shape, not empty, and its bias fits."""
     weight, bias = module.weight, getattr(module, "bias", None)
     found = module.normalized_shape if weight is None else weight.shape
-    return list(found) == shape and (bias is None or len(bias) == shape[0])
+    return list(found) == shape and all(shape) and (bias is None or len(bias) == shape[0])
 
 
 def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

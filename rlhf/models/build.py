@@ -16,7 +16,13 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import Scorer
-from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
+from rlhf.models.pretrained import (
+    Shard,
+    draw_weights_by_block,
+    load_pretrained,
+    require_trainable,
+    shard_parameters,
+)
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
 from rlhf.options import hooks_of
@@ -197,6 +203,7 @@ def _build_random_model(
 ) -> PreTrainedModel:
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
+    require_trainable(fields, partial(_build_architecture_error, source.key, fields))
     config = architecture_config(source.key, fields)
     # Embeddings must be resized before they are sharded, so this model is built whole.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
