@@ -48,6 +48,7 @@ soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz --door "model fields" --cases 300
 	$(BIN)/python -m tests.planted
 	$(BIN)/python -m tests.mutants --faults 20
 	$(BIN)/python -m tests.soak_drives

@@ -74,19 +74,25 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
 
 
 def own_responses(responses: Responses, ranks: Ranks) -> Responses:
-    """Return this rank's share of the responses of all ranks, on its device.
+    """Return this rank's share of the responses of all ranks, on its device."""
+    rows = ranks.own_rows(range(len(responses.ids_BT)))
+    return take_responses(responses, rows, ranks.device)
 
-    The tensors are as wide as the share's longest response, as if this rank had sampled it alone.
+
+def take_responses(responses: Responses, rows: list[int], device: torch.device) -> Responses:
+    """Return the responses ``rows`` on ``device``, as if they had been sampled alone.
+
+    Their tensors are as wide as the longest of them.
     """
-    mine = take_rows(responses, ranks.own_rows(range(len(responses.ids_BT))))
-    width = int(mine.attend_BT.sum(dim=1).max())
+    taken = take_rows(responses, rows)
+    width = int(taken.attend_BT.sum(dim=1).max())
 
     def resize(name: str, each: Any) -> Any:
         is_tensor = isinstance(each, Tensor)
-        return _fit_to_width(name, each, width, 0).to(ranks.device) if is_tensor else each
+        return _fit_to_width(name, each, width, 0).to(device) if is_tensor else each
 
-    changed = {name: resize(name, each) for name, each in mine._asdict().items()}
-    extras = {name: resize(name, each) for name, each in mine.extras.items()}
+    changed = {name: resize(name, each) for name, each in taken._asdict().items()}
+    extras = {name: resize(name, each) for name, each in taken.extras.items()}
     return Responses(**changed | {"extras": extras})
 
 

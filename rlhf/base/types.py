@@ -51,7 +51,7 @@ class PromptBatch(NamedTuple):
     columns: Extras | None = None  # columns that rewards read; None: rewards read none
     step: int | None = None  # number of the PPO step, from 1; None: held-out prompts
     seeds: list[int] | None = None  # seeds of the environment's episodes; None: no environment
-    continues: bool = False  # True: the next turn of the previous batch's episodes
+    continues: bool = False  # True: the weights are those of the previous batch
 
 
 NO_NUMBER = -1  # fills the padding of integer tensors (B, T)

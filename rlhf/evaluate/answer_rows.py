@@ -91,8 +91,8 @@ class Evaluator:
         self._reference = self.load_start_model()
         self.reward_model = self._load_reward_model()
         self._rewards = build_reward_mix(self.config, context.tokenizer)
-        dtype, ranks = context.settings.dtype, context.ranks
-        self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks)
+        dtype, ranks, rows = context.settings.dtype, context.ranks, self.plan.micro
+        self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks, rows)
 
     @property
     def default_decodings(self) -> list[Decoding]:

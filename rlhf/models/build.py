@@ -16,7 +16,13 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.language_model import Scorer
-from rlhf.models.pretrained import Shard, draw_weights_by_block, load_pretrained, shard_parameters
+from rlhf.models.pretrained import (
+    Shard,
+    draw_weights_by_block,
+    load_pretrained,
+    require_trainable,
+    shard_parameters,
+)
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
 from rlhf.options import hooks_of
@@ -158,10 +164,11 @@ def _build_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
         shard_parameters(model, shard, partial(require_finite_weights, source=source))
+    else:
+        _require_working_fields(model, source)
+        use_onednn_products(model)
     if source.attention in (None, MATMUL):
         use_matmul_attention(model)
-    if shard is None:
-        use_onednn_products(model)
     set_dropout(model, source.dropout)
     if source.gradient_checkpointing:
         enable_gradient_checkpointing(model, source.gradient_checkpointing, key=source.key)
@@ -196,6 +203,7 @@ def _build_random_model(
 ) -> PreTrainedModel:
     fields = {"bos_token_id": tokenizer.bos_token_id, "vocab_size": len(tokenizer)}
     fields |= dict(source.architecture or {}) | overrides
+    require_trainable(fields, partial(_build_architecture_error, source.key, fields))
     config = architecture_config(source.key, fields)
     # Embeddings must be resized before they are sharded, so this model is built whole.
     is_whole = shard is None or config.vocab_size < len(tokenizer)
@@ -235,6 +243,31 @@ def _require_embeddings(
             f"{source.key}={source.path}: the tokenizer has the token id {last}, but the model has "
             f"{rows} embeddings; use the tokenizer of this model"
         )
+
+
+@torch.no_grad()
+def _require_working_fields(model: PreTrainedModel, source: ModelSource) -> None:
+    """Check, on two texts that differ in their last token, that the model runs and is causal.
+
+    A config.json may have fields that fit the weights, but with which a forward pass fails. A model
+    whose attention runs on a GPU only is not checked.
+    """
+    if source.attention not in (None, MATMUL, "sdpa", "eager"):
+        return
+    ids = [id_ for id_ in range(4) if id_ != model.config.pad_token_id]
+    training = model.training
+
+    def refuse(reason: str) -> ConfigError:
+        place = source.key if source.path is None else f"{source.key}={source.path}, config.json"
+        return ConfigError(f"{place}: no causal language model has these fields ({reason})")
+
+    with translate_errors(refuse):
+        base = model.eval().base_model
+        hidden_2SH = base(torch.tensor([ids[:2], ids[::2]]), use_cache=True)[0]
+    model.train(training)
+    first_H, again_H = hidden_2SH[:, 0]
+    if not (first_H - again_H).abs().max() <= 1e-3 * first_H.abs().max():  # NaN too
+        raise refuse("a token depends on the token after it, or is not a number")
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:

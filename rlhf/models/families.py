@@ -79,15 +79,21 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
     or if rotary frequencies change with the sequence length.
     """
     config, family, base = model.config, family_of(model), model.base_model
-    if family.block is None or family.blocks is None:
+    layers = find_submodule(base, family.blocks)
+    if family.block is None or not layers:
         return None
     window = getattr(config, "sliding_window", None)
-    if window is not None and getattr(config, "use_sliding_window", True) and window < tokens:
+    if window is not None and window < tokens:
         return None
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
         return None
-    heads = config.num_attention_heads
+    blocks = [_find_block_modules(block, family.block) for block in layers]
+    # By the weights: config.json may have fields that the family does not read.
+    widths = [module.out_features for module in blocks[0].query_key_value]
+    joined = sum(widths) // 3
+    query, key, *_ = widths if len(widths) > 1 else (joined, joined)
+    head_dim = query // config.num_attention_heads
     positions = find_submodule(base, family.positions)
     tail = (find_submodule(base, name) for name in family.tail)
     return DecoderModules(
@@ -96,16 +102,13 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
         position_offset=getattr(positions, "offset", 0),
         project_in=find_submodule(base, family.project_in),
         rotary=find_submodule(base, family.rotary),
-        blocks=[
-            _find_block_modules(block, family.block)
-            for block in find_submodule(base, family.blocks)
-        ],
+        blocks=blocks,
         order=_find_order_within_block(config, family),
         final=[module for module in tail if module is not None],
         head=model.get_output_embeddings(),
-        num_heads=heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=key // max(1, head_dim),
+        head_dim=head_dim,
         activation=getattr(config, family.activation),
     )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlhf.base.errors import CheckpointError
+from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.adapter_folders import load_adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
@@ -173,7 +173,7 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
 
     with translate_errors(source.build_error):
         fields, _ = PreTrainedConfig.get_config_dict(source.path, revision=source.revision)
-        _require_trainable(fields, source)
+        require_trainable(fields, source.build_error)
         return AutoConfig.from_pretrained(
             source.path,
             revision=source.revision,
@@ -237,23 +237,23 @@ def _load_base_model(
             return loaded
 
 
-def _require_trainable(fields: Mapping[str, Any], source: ModelSource) -> None:
-    """Raise CheckpointError for huge counts, or quantized or redirected weights, in config.json."""
+def require_trainable(fields: Mapping[str, Any], refuse: Callable[[str], RlhfError]) -> None:
+    """Raise ``refuse(reason)`` for huge counts, or quantized or redirected weights, in a config."""
     rest: list[Any] = [fields]
     while rest:
         each = rest.pop()
         for key, value in each.items() if isinstance(each, Mapping) else ():
             rest.append(value)
             if key in COUNTS and isinstance(value, int) and value > MOST:
-                raise source.build_error(f"config.json has {key}={value}; must be {MOST} or less")
+                raise refuse(f"its config has {key}={value}; must be {MOST} or less")
             if key == "quantization_config" and value:
                 method = value.get("quant_method") if isinstance(value, Mapping) else value
-                raise source.build_error(
+                raise refuse(
                     f"its weights are quantised ({method}), which cannot be trained: use the "
                     "unquantised model that it was made from"
                 )
             if key == "transformers_weights" and value:
-                raise source.build_error(f"config.json has {key}={value!r}; remove that field")
+                raise refuse(f"its config has {key}={value!r}; remove that field")
 
 
 def _require_matching_tensors(

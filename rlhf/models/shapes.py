@@ -146,8 +146,14 @@ def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _llama_shape(c: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False) -> ModelShape:
-    """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (``qk_norm``)."""
+def _llama_shape(
+    fields: Mapping[str, Any], *, biases: int = 0, qk_norm: bool = False, **defaults: Any
+) -> ModelShape:
+    """Return the shape of Llama or Mistral, or of Qwen2 (``biases``) or Qwen3 (``qk_norm``).
+
+    ``defaults`` are fields of the family's config class, for a config.json without them.
+    """
+    c = defaults | dict(fields)
     hidden, ffn, heads = c["hidden_size"], c["intermediate_size"], c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
     head_dim = c.get("head_dim") or hidden // heads
@@ -227,8 +233,8 @@ def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
 
 def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:
     """Return Gemma 3's shape: Llama with four norms per layer and, by default, tied embeddings."""
-    defaults = {"tie_word_embeddings": True, "head_dim": 256}
-    shape = _llama_shape(defaults | dict(c), qk_norm=True)
+    defaults = {"tie_word_embeddings": True, "num_key_value_heads": 4, "head_dim": 256}
+    shape = _llama_shape(c, qk_norm=True, **defaults)
     return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)
 
 
@@ -238,9 +244,9 @@ OWN = ("gelu_new", "gelu_fast")  # activations that transformers computes step b
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {
     "opt": _opt_shape,
     "llama": _llama_shape,
-    "mistral": _llama_shape,
-    "qwen2": partial(_llama_shape, biases=1),
-    "qwen3": partial(_llama_shape, qk_norm=True),
+    "mistral": partial(_llama_shape, num_key_value_heads=8),
+    "qwen2": partial(_llama_shape, biases=1, num_key_value_heads=32),
+    "qwen3": partial(_llama_shape, qk_norm=True, num_key_value_heads=32, head_dim=128),
     "olmo2": _olmo2_shape,
     "gemma3_text": _gemma3_shape,
     "gpt_neox": _gpt_neox_shape,

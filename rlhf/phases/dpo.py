@@ -137,6 +137,7 @@ class DpoTrainer:
             temperature=rollout.eval_temperature or rollout.temperature,
             dtype=context.settings.dtype,
             ranks=context.ranks,
+            rows=self._plan.micro,
         )
         # The policy to evaluate, backends that sample its answers, and models that score them.
         self.answering = AnsweringPolicy(

@@ -104,8 +104,9 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     counts = [like.rows] if like and like.rows else _candidate_rows(scene, rollout)
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
     sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]
-    trained = [_plan_training(scene, rollout, learning, micro) for micro in sizes]
-    generation, training = choose_phase_plan(sampled, scene), choose_phase_plan(trained, scene)
+    generation = choose_phase_plan(sampled, scene)
+    trained = [_plan_training(scene, rollout, learning, micro, generation) for micro in sizes]
+    training = choose_phase_plan(trained, scene)
     kept = cuda_graph_bytes(scene, generation.peak_parts, rows=generation.rows or 0)
     most = max(generation.peak_bytes, training.peak_bytes) + kept.total()
     fits = most <= scene.memory_limit * KEEPS_BELOW
@@ -161,7 +162,9 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
         parts["buffers"] += scene.gathered_weight_bytes(actor)
+    shared = min(config.ppo.responses_per_prompt, rows) if settings.backend is Backend.fast else 1
     how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
+    how = replace(how, shared=shared)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -175,9 +178,12 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
 
 
 def _plan_training(
-    scene: PhaseMemory, rollout: RolloutPlan, learning: BatchPlan, micro: int
+    scene: PhaseMemory, rollout: RolloutPlan, learning: BatchPlan, micro: int, sampling: PhasePlan
 ) -> PhasePlan:
-    """Plan scoring and training of one PPO step with micro-batches of size ``micro``."""
+    """Plan scoring and training of one PPO step with micro-batches of size ``micro``.
+
+    Evaluations sample as ``sampling`` does.
+    """
     config, at = scene.config, scene.at
     response = config.token_limit_after_prompt[1]
     longest = scene.load.longest_length + response
@@ -213,7 +219,7 @@ def _plan_training(
         host=scene.offloaded_bytes,
         step_seconds={"score": score, "train": train},
         steps=scene.load.steps,
-        other_seconds=seconds_outside_ppo_steps(scene, micro),
+        other_seconds=seconds_outside_ppo_steps(scene, micro, sampling),
     )
 
 
@@ -264,7 +270,9 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
     return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 
-def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
+def seconds_outside_ppo_steps(
+    scene: PhaseMemory, micro: int, sampling: PhasePlan
+) -> dict[str, float]:
     """Return the seconds of PPO outside its steps, by activity.
 
     The policy answers held-out prompts before and after training and, with ppo.eval_every, during
@@ -279,7 +287,8 @@ def seconds_outside_ppo_steps(scene: PhaseMemory, micro: int) -> dict[str, float
         times += load.steps // config.ppo.eval_every
     answering = 0.0
     if prompts:
-        how = build_sampling(scene, responses=prompts, rows=min(micro, prompts))
+        rows = min(sampling.rows or prompts, prompts)
+        how = build_sampling(scene, responses=prompts, rows=rows, gathers=sampling.gathers)
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
     for model in scene.models:
         answering += scene.no_grad_seconds(

@@ -247,6 +247,8 @@ class Sampling:
     """True: gather sharded weights once per rollout; False: layer by layer, at every token."""
     layer_factor: float = 1.0
     """Overhead per layer relative to the fast rollout."""
+    shared: int = 1
+    """Responses to the same prompt, which share its prefill."""
 
 
 def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
@@ -255,7 +257,8 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
     shape, size = actor.shape, costs.bytes_per_weight(actor)
     waves = math.ceil(how.responses / how.rows)
     tokens = how.prompt_tokens + how.response_tokens
-    prefill = forward_flops(actor, sequences=how.responses, tokens=how.prompt_tokens, positions=1)
+    prompts = how.responses / how.shared
+    prefill = forward_flops(actor, sequences=prompts, tokens=how.prompt_tokens, positions=1)
     step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
     seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)

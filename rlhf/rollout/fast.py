@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -37,10 +37,16 @@ class FastSettings:
     """Options of the decode loop; the config group ``rollout`` documents their meaning."""
 
     dtype: torch.dtype
-    max_rows: int | None
+    max_rows: int | None  # None: as many as there are prompts
     gather_weights: When
     cuda_graphs: bool
-    keeps_graphs: bool  # keeps CUDA graphs and the KV cache between rollouts
+
+
+@dataclass
+class KeptDecoder:
+    """The CUDA graphs and the KV cache that backends of a process share and keep for later."""
+
+    decoder: GraphedDecoder | None = None
 
 
 FindModules = Callable[..., DecoderModules | None]  # called as find_modules(model, tokens=MAXIMUM)
@@ -61,7 +67,7 @@ class FastRollout:
     adapter_of: AdapterOf
     find_modules: FindModules
     ranks: Ranks
-    _kept: GraphedDecoder | None = field(default=None, init=False)
+    kept: KeptDecoder | None = None  # None: each rollout has graphs and a KV cache of its own
 
     def generate(
         self,
@@ -102,7 +108,7 @@ class FastRollout:
         pause: Pause | None = None,
     ) -> None:
         """Generate all responses; each prompt plus response has at most ``tokens`` tokens."""
-        rows = min(self.settings.max_rows or len(requests), len(requests))
+        rows = self.settings.max_rows or len(requests)
         parked = 0 if pause is None else rows
         with actor.evaluating() as module:
             model = getattr(module, "pretrained", module)
@@ -165,12 +171,14 @@ class FastRollout:
     def _get_graph_decoder(
         self, model: PreTrainedModel, parts: DecoderModules, extent: Extent
     ) -> GraphedDecoder:
-        """Return the last rollout's decoder if it was kept and fits, otherwise a new decoder."""
+        """Return the decoder that was kept if it fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
-        kept, self._kept = self._kept, None
+        place = self.kept or KeptDecoder()
+        kept, place.decoder = place.decoder, None
         if kept is not None and kept.can_serve(extent, weights):
             kept.refresh_weight_copies()
-            self._kept = kept
+            kept.sampling = self.sampling
+            place.decoder = kept
             return kept
         del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
@@ -180,16 +188,14 @@ class FastRollout:
             tokens=extent.columns,
             dtype=self.settings.dtype,
         )
-        graphed = GraphedDecoder(
+        place.decoder = GraphedDecoder(
             fused,
             self.sampling,
             end_ids=end_token_ids(model),
             extent=extent,
             weights=weights,
         )
-        if self.settings.keeps_graphs:
-            self._kept = graphed
-        return graphed
+        return place.decoder
 
     def _autocast_context(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
         """Return a context that switches autocast off, except for ``CacheDecoder``.

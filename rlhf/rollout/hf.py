@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rlhf.base.decoder_modules import end_token_ids
 from rlhf.base.heartbeat import beat
-from rlhf.base.types import Engine, PromptBatch, Responses
+from rlhf.base.stored_responses import join_rows
+from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens
 
 if TYPE_CHECKING:
@@ -27,12 +28,17 @@ class HfRollout:
     _: KW_ONLY
     pad_id: int
     stop: StopTexts
+    max_rows: int | None = None  # responses that are sampled at once; None: all
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt; its random numbers are the prompt's row of draws_BT."""
         with actor.evaluating() as module:
             policy: Any = getattr(module, "pretrained", module)  # unwrap the Hugging Face model
-            return self.sample(policy, prompts, policy.generate, synced_gpus=actor.is_sharded)
+            parts = [
+                self.sample(policy, part, policy.generate, synced_gpus=actor.is_sharded)
+                for part in split_prompts(prompts, self.max_rows)
+            ]
+        return join_rows(parts, pad_id=self.pad_id)
 
     def sample(
         self,
@@ -120,6 +126,13 @@ class HfRollout:
         keep_BT = ends_before_BT == 0
         ids_BT = ids_BT.masked_fill(~keep_BT, self.pad_id)
         return Responses(ids_BT, keep_BT, (is_end_BT & keep_BT).any(dim=1))
+
+
+def split_prompts(prompts: PromptBatch, most: int | None) -> list[PromptBatch]:
+    """Split a batch into batches of at most ``most`` prompts; None: return it whole."""
+    total = len(prompts.texts)
+    starts = range(0, total, most or total)
+    return [take_rows(prompts, list(range(total))[start:][:most]) for start in starts]
 
 
 @contextmanager

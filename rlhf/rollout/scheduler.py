@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Protocol
 
 import torch
@@ -165,7 +165,8 @@ class Scheduler:
         if not waiting or (self._active and free < fewest):
             return []
         fitting = max(1, PREFILL_TOKENS // len(waiting[0].all_ids))
-        return list(waiting[: min(free, fitting)])
+        texts = groupby(waiting[:free], key=lambda r: r.all_ids)  # equal texts are prefilled once
+        return [request for _, group in islice(texts, fitting) for request in group]
 
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest tokens (B,) of the active requests, and their positions."""

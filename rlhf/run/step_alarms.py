@@ -86,6 +86,7 @@ class Rule(NamedTuple):
     patience: int
     advice: str
     above: float | None = None  # the limit of ``metric``; None: CONDITIONS has a condition
+    above_in_fp32: float | None = None  # the limit in an fp32 run; None: the same
 
 
 def _mean_at_start(values: Sequence[float]) -> float:
@@ -177,10 +178,14 @@ NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use h
 
 
 class AlarmRules:
-    """A checker of the alarms' rules, which keeps the metrics of the steps so far."""
+    """A checker of the alarms' rules, which keeps the metrics of the steps so far.
 
-    def __init__(self, muted: Collection[AlarmName] = ()) -> None:
+    ``is_fp32``: rollouts and training both compute in fp32.
+    """
+
+    def __init__(self, muted: Collection[AlarmName] = (), *, is_fp32: bool = False) -> None:
         self._muted = muted
+        self._is_fp32 = is_fp32
         # Arrays take 8 bytes per step, and only metrics that rules read are kept: runs are long.
         self._series = {name: array("d") for name in READ}
         self._held: dict[AlarmName, int] = {}
@@ -203,10 +208,9 @@ class AlarmRules:
             if rule.metric not in values or not math.isfinite(values[rule.metric]):
                 continue
             series = self._series[rule.metric]
+            limit = (self._is_fp32 and rule.above_in_fp32) or rule.above
             is_wrong = (
-                CONDITIONS[name](series, self._series)
-                if rule.above is None
-                else series[-1] > rule.above
+                CONDITIONS[name](series, self._series) if limit is None else series[-1] > limit
             )
             held = self._held.get(name, 0) + 1 if is_wrong else 0
             self._held[name] = held

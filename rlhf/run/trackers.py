@@ -11,10 +11,11 @@ from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.base.stored_files import METRICS, read_json_lines
-from rlhf.config.choices import WandbMode
+from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
+from rlhf.options import Backend
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
@@ -132,10 +133,12 @@ class Trackers(Tracker):
         alarms: AlarmsConfig,
         say: Callable[[str], None],
         others: Mapping[str, Tracker],
+        *,
+        is_fp32: bool = False,
     ) -> None:
         self._trackers = trackers
         self._others = dict(others)
-        self._rules = AlarmRules(alarms.mute)
+        self._rules = AlarmRules(alarms.mute, is_fp32=is_fp32)
         self._stop = alarms.stop
         self._say = say
         self._logged: set[str] = set()
@@ -288,7 +291,9 @@ def build_tracker(
         others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
     for path in config.tracking.others:
         others[path] = _import_tracker(path)(config, run_dir)
-    trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others)
+    # A server computes in a precision of its own.
+    is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
+    trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)
     trackers.restore_alarm_series(read_json_lines(run_dir / "metrics.jsonl", METRICS))
     return trackers
 

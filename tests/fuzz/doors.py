@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from tests.fuzz import command_words, data_files, run_folders, stores
+from tests.fuzz import command_words, data_files, model_fields, run_folders, stores
 from tests.fuzz.case import Case, Cases
 from tests.fuzz.folders import model_cases, tokenizer_cases
 
@@ -19,6 +19,7 @@ DOORS: Mapping[str, Cases] = {
     "ensembles": stores.ensemble_cases,
     "command words": command_words.cases,
     "run folders": run_folders.cases,
+    "model fields": model_fields.cases,
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlhf.base.errors import CheckpointError
+from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import RUN_FOLDER, ModelSource
@@ -143,6 +143,29 @@ def test_a_config_that_describes_another_model_is_refused(damage: str, folder: P
     change_json(folder / "config.json", **fields)
     with pytest.raises(CheckpointError, match=rf"model\.path={folder}.*{words}"):
         build(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "reason"),
+    [
+        ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "sliding_window|NoneType"),
+        ("gemma", {"use_bidirectional_attention": True}, "depends on the token after it"),
+        ("llama", {"rms_norm_eps": -10.0}, "is not a number"),
+        ("starcoder2", {"num_key_value_heads": 3, "num_attention_heads": 4}, "size|shape"),
+        ("llama", {"num_hidden_layers": 2**40}, "must be 1000 or less"),
+    ],
+)
+def test_a_config_with_which_no_model_runs_is_refused(
+    family: str, fields: dict[str, Any], reason: str
+) -> None:
+    """The weights would fit."""
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+    source = ModelSource(
+        key="model", path=None, architecture={"model_type": family} | sizes | fields
+    )
+    with pytest.raises(ConfigError, match=f"model: .*({reason})"):
+        build_actor(source, TOKENIZER, seed=1)
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000, "[]", '"llama"', "", "{}"])

@@ -305,6 +305,15 @@ def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> 
     assert seconds[0] == pytest.approx(2 * seconds[1])
 
 
+def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
+    load, seconds = Load(steps=9, lengths=(10,), held_out=800), []
+    for rows in (1, 16):
+        config = eight_gpus(compose, ppo={"micro_batch_size": 8}, rollout={"max_rows": rows})
+        planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
+        seconds.append(planned.other_seconds["evaluate"])
+    assert seconds[0] > 2 * seconds[1]
+
+
 def test_unknown_steps_count_as_one(compose: Compose) -> None:
     config = eight_gpus(compose)
     one = plan_phase(scene(config, Phase.sft, steps=None))

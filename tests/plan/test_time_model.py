@@ -190,6 +190,8 @@ def test_a_rollout() -> None:
     cached = 2 * 7 * 32 * 2 / 1e6  # 2 rows of 5 to 9 tokens, 32 numbers each
     found = sampling(setting(of=quick, stage=1))
     assert found == pytest.approx(prefill + 3 * 4 * (weights + cached))
+    halves = sampling(setting(of=quick, stage=1), shared=2)
+    assert found - halves == pytest.approx(prefill / 2), "responses to a prompt share its prefill"
     worse = replace(PERFECT, layer_seconds=0.1, attention=0.5)
     later = sampling(setting(of=quick, stage=1, efficiency=worse), layer_factor=6.0)
     assert later - found == pytest.approx(3 * 4 * (cached + 2 * 0.1 * 6))

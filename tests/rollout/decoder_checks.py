@@ -14,7 +14,7 @@ from rlhf.config.choices import When
 from rlhf.models.families import find_decoder_modules
 from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders.decoder import Decoder, PackingDecoder, Texts
-from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from tests.rounding import terms_of, tolerance
 
@@ -92,11 +92,12 @@ def fast_rollout(
     *,
     stop: StopTexts | None = None,
     ranks: Ranks | None = None,
+    kept: KeptDecoder | None = None,
     **settings: Any,
 ) -> FastRollout:
     """A fast rollout in fp32 without graphs, except as ``settings`` say."""
     plain = {"dtype": torch.float32, "max_rows": None, "gather_weights": When.auto}
-    plain |= {"cuda_graphs": False, "keeps_graphs": False}
+    plain |= {"cuda_graphs": False}
     return FastRollout(
         sampling,
         FastSettings(**plain | settings),
@@ -105,6 +106,7 @@ def fast_rollout(
         find_modules=find_decoder_modules,
         adapter_of=adapter_of,
         ranks=ranks or Ranks(),
+        kept=kept,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base.errors import CapabilityError
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import find_decoder_modules
 from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
@@ -144,6 +146,61 @@ def test_half_precision_is_off_by_its_rounding_alone(name: str, make: Maker) -> 
 def test_what_differs_is_left_to_the_general_decoder(name: str, fields: dict[str, object]) -> None:
     parts = find_decoder_modules(tiny_model(name, **fields), tokens=24)
     assert parts is None or parts.activation not in ACTIVATIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("opt", {"num_key_value_heads": 2}),
+        ("opt", {"head_dim": 8}),
+        ("gpt_neox", {"num_key_value_heads": 1}),
+        ("llama", {"head_dim": 8}),
+    ],
+)
+@torch.no_grad()
+def test_sizes_come_from_the_weights(name: str, fields: dict[str, Any]) -> None:
+    """Fields that a family does not read stay in a config.json by copying or conversion."""
+    model = tiny_model(name, **fields)
+    query, key, *_ = find_decoder_modules(model, tokens=24).blocks[0].query_key_value * 2
+    parts, joined = find_decoder_modules(model, tokens=24), 3 if key is query else 1
+    assert parts.num_heads * parts.head_dim == query.out_features // joined
+    assert parts.num_kv_heads * parts.head_dim == key.out_features // joined
+    check_logprobs(model, compiled)
+
+
+def test_a_window_is_one_whatever_another_family_would_read() -> None:
+    model = tiny_model("mistral", sliding_window=8, use_sliding_window=False)
+    assert find_decoder_modules(model, tokens=24) is None
+
+
+def grown(module: Any) -> None:
+    """Let a module have one row more than its neighbours need."""
+    for name, weight in list(module.named_parameters(recurse=False)):
+        setattr(module, name, torch.nn.Parameter(torch.cat([weight, weight[:1]])))
+
+
+ODD: dict[str, Callable[[Any], Any]] = {
+    "key heads": lambda parts: replace(parts, num_kv_heads=1),
+    "uneven heads": lambda parts: replace(parts, num_heads=3, num_kv_heads=2),
+    "no key head": lambda parts: replace(parts, num_kv_heads=0),
+    "head size": lambda parts: replace(parts, head_dim=2),
+    "a key projection": lambda parts: grown(parts.blocks[1].query_key_value[1]),
+    "an output": lambda parts: grown(parts.blocks[1].output),
+    "a gate": lambda parts: grown(parts.blocks[1].gate),
+    "a norm": lambda parts: grown(parts.blocks[1].mlp_norm),
+    "the last norm": lambda parts: grown(parts.final[0]),
+    "a bias": lambda parts: setattr(parts.blocks[0].up, "bias", torch.nn.Parameter(torch.ones(23))),
+}
+
+
+@pytest.mark.parametrize("builder", [CompiledDecoder, FusedDecoder])
+@pytest.mark.parametrize("odd", ODD)
+def test_weights_that_do_not_fit_reach_no_kernel(odd: str, builder: Any) -> None:
+    """The kernels check no bounds."""
+    parts = find_decoder_modules(tiny_model("llama"), tokens=24)
+    parts = ODD[odd](parts) or parts
+    with pytest.raises(CapabilityError, match="rollout=hf"):
+        builder(parts, adapter_of, rows=2, tokens=24, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("level", [Isa.avx2, Isa.avx512_bf16, Isa.amx])

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.ranks import Ranks
+from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import PromptBatch
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
@@ -30,7 +31,7 @@ from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.via_cache import CacheDecoder
-from rlhf.rollout.fast import FastRollout, unpad_prompts
+from rlhf.rollout.fast import FastRollout, KeptDecoder, unpad_prompts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 from tests.lora_settings import lora_config
@@ -311,11 +312,11 @@ def test_without_memory_for_graphs_steps_are_launched(
     assert line.startswith("kernels: torch replaces CUDA graphs (CUDA out of memory. Tried to ")
 
 
-KEEPING = {"dtype": torch.bfloat16, "max_rows": ROWS, "cuda_graphs": True, "keeps_graphs": True}
+GRAPHS = {"dtype": torch.bfloat16, "max_rows": ROWS, "cuda_graphs": True}
 
 
 def rollout_of(ranks: Ranks, **changes: Any) -> FastRollout:
-    return fast_rollout(SAMPLING, ranks=ranks, **KEEPING | changes)
+    return fast_rollout(SAMPLING, ranks=ranks, **{"kept": KeptDecoder()} | GRAPHS | changes)
 
 
 def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
@@ -325,7 +326,7 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     keeping, batch = rollout_of(ranks), prompts()
 
     def captures() -> int:
-        fresh = rollout_of(ranks, keeps_graphs=False).generate(engine, batch)
+        fresh = rollout_of(ranks, kept=None).generate(engine, batch)
         with gpu.counting() as counts:
             responses = keeping.generate(engine, batch)
         assert torch.equal(responses.ids_BT, fresh.ids_BT)
@@ -339,6 +340,25 @@ def test_graphs_are_kept_while_the_weights_stay_in_place(gpu: Gpu) -> None:
     for parameter in engine.module.parameters():
         parameter.data = parameter.data * 0.5
     assert captures() > 0
+
+
+def test_evaluations_share_graphs_and_cache_with_training(gpu: Gpu) -> None:
+    """More prompts than rows, and greedy answers, which need graphs of their own."""
+    ranks, kept, batch = Ranks(0, 1, GPU), KeptDecoder(), prompts()
+    engine = engine_of(tiny_model("opt"))
+    held_out = join_rows([batch, batch], pad_id=0)
+    training = rollout_of(ranks, kept=kept)
+    greedy = replace(training, sampling=replace(SAMPLING, top_k=1))
+    captures = []
+    with torch.no_grad():
+        for backend, asked in 2 * [(training, held_out), (greedy, held_out), (training, batch)]:
+            with gpu.counting() as counts:
+                backend.generate(engine, asked)
+            captures.append(counts.events[Event.capture])
+    assert captures[3:] == [0] * 3, captures
+    assert captures[0] >= captures[2], "training captures the shapes that it alone needs"
+    fresh = replace(greedy, kept=None).generate(engine, held_out)
+    assert torch.equal(fresh.ids_BT, greedy.generate(engine, held_out).ids_BT)
 
 
 def test_graphs_and_joint_projections_outlast_snapshots(gpu: Gpu, tmp_path: Path) -> None:
@@ -380,7 +400,7 @@ def test_a_model_that_is_trained_answers(
 ) -> None:
     engine = engine_of(tiny_model(name), stage=stage, dtype=dtype)
     precision = torch.float32 if dtype is Dtype.fp32 else torch.bfloat16
-    how = {"dtype": precision, "cuda_graphs": has_graphs, "keeps_graphs": False}
+    how = {"dtype": precision, "cuda_graphs": has_graphs}
     rollout = rollout_of(Ranks(0, 1, GPU), **how)
     with gpu.counting() as counts:
         batch = prompts()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf.models.tokenizers import train_tokenizer
+from rlhf.rollout import scheduler
 from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
@@ -153,6 +154,15 @@ def test_equal_prompts_that_join_late_share_a_prefill(table: type[TableDecoder])
     requests, decoder = run(prompts, max_rows=3, limits=limits, table=table)
     assert decoder.prefills == [[3, 3, 3], [2]]
     assert [r.ids for r in requests] == list(map(expected, prompts, limits))
+
+
+def test_a_prefill_counts_distinct_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 responses to each of 8 prompts of 16 tokens, at most 64 prompt tokens per prefill."""
+    monkeypatch.setattr(scheduler, "PREFILL_TOKENS", 64)
+    prompts = [(n,) * 16 for n in range(1, 9) for _ in range(8)]
+    requests, decoder = run(prompts, max_rows=64)
+    assert decoder.prefills == [[16] * 4] * 2
+    assert [r.ids for r in requests] == [expected(p, 12) for p in prompts]
 
 
 def test_the_end_token_is_barred_until_enough_tokens_are_there() -> None:

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.choices import WandbMode
+from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
+from rlhf.options import Backend
 from rlhf.options.branches.critic_states import CriticState
 from rlhf.run.tracker import Sample, Token, Tracker
 from rlhf.run.trackers import FileTracker, Trackers, build_tracker
@@ -54,7 +56,9 @@ def run_config(
         log_every=1,
     )
     rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
-    return RunConfig(**rest | {"name": "default", "tracking": tracking, "alarms": NO_ALARMS})
+    settings: Any = SimpleNamespace(dtype="bf16", backend="fast")
+    rest |= {"hardware": settings, "rollout": settings, "tracking": tracking, "alarms": NO_ALARMS}
+    return RunConfig(**rest | {"name": "default"})
 
 
 def test_an_undocumented_metric_is_logged_and_named_once() -> None:
@@ -119,6 +123,22 @@ def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:
         config = run_config(WandbMode.disabled, others=[wrong])
         with pytest.raises(ConfigError, match=rf"tracking\.others={wrong}: .*package\.module:NAME"):
             build_tracker(config, tmp_path, is_main=True, say=said.append)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "alarms"),
+    [("fp32", "fast", 1), ("bf16", "fast", 0), ("fp32", "vllm_server", 0)],
+)
+def test_the_limit_of_the_mismatch_depends_on_the_precision(
+    tmp_path: Path, dtype: str, backend: str, alarms: int
+) -> None:
+    said: list[str] = []
+    config = run_config(WandbMode.disabled)
+    config.hardware.dtype, config.rollout.backend = Dtype(dtype), Backend(backend)
+    tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
+    tracker.log("ppo", 1, {"ppo/logprob_mismatch": 0.02})
+    tracker.finish()
+    assert ["rollout_mismatch" in line for line in said] == [True] * alarms
 
 
 def test_the_other_ranks_write_nothing(tmp_path: Path) -> None:

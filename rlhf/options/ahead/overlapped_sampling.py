@@ -9,6 +9,7 @@ message}``.
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -210,7 +211,8 @@ class SamplingWorker:
             settings=EngineSettings(zero=config.zero, dtype=dtype),
             ranks=Ranks(device=device),
         )
-        backends = RolloutBackends(config, self._tokenizer, dtype, Ranks(device=device))
+        rows = math.ceil(config.ppo.rollout_batch_size / place.num_samplers)
+        backends = RolloutBackends(config, self._tokenizer, dtype, Ranks(device=device), rows)
         self._backend = backends.build(
             temperature=config.rollout.temperature,
             keeps_graphs=config.rollout.keep_graphs is not When.never,

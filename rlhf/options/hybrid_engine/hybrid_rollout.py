@@ -26,7 +26,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Engine, PromptBatch, Responses, take_rows
 from rlhf.options.hybrid_engine.supported_models import Greedy, describe_parity_failure
-from rlhf.rollout.hf import HfRollout, replace_generation_config
+from rlhf.rollout.hf import HfRollout, replace_generation_config, split_prompts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
 REFUSAL = "rollout.backend=hybrid_engine"
@@ -63,12 +63,8 @@ class HybridEngineRollout(HfRollout):
         if not self._is_checked:
             self._check_parity(actor, prompts)
             self._is_checked = True
-        num_rows, at_once = len(prompts.texts), self.settings.max_rows
         parts = [
-            self._sample(
-                actor, take_rows(prompts, list(range(first, min(first + at_once, num_rows))))
-            )
-            for first in range(0, num_rows, at_once)
+            self._sample(actor, part) for part in split_prompts(prompts, self.settings.max_rows)
         ]
         return join_rows(parts, pad_id=self.pad_id)
 

@@ -14,7 +14,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from threading import Thread
@@ -102,7 +102,6 @@ class VllmServerRollout:
     export: Callable[[Engine], Export]
     pad_id: int
     ranks: Ranks
-    _version: str = field(default="", init=False)
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt.
@@ -111,7 +110,7 @@ class VllmServerRollout:
             RolloutError: if the server fails, or samples with weights other than the actor's.
         """
         if not prompts.continues:
-            self._version = self._send_weights(actor)
+            self.weights.version = self._send_weights(actor)
         self._require_weight_version()
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()
         sampled = self.weights.client.sample(
@@ -123,7 +122,7 @@ class VllmServerRollout:
     def _send_weights(self, actor: Engine) -> str:
         """Give the server the actor's weights; return their version, on every rank.
 
-        Every rollout does this: an evaluation may have swapped in the weights' moving average.
+        Rollouts and evaluations do this: one may have swapped in the weights' moving average.
         """
         export, version = self.export(actor), ""
         if self.ranks.is_main:
@@ -134,9 +133,9 @@ class VllmServerRollout:
 
     def _require_weight_version(self) -> None:
         found = self.weights.client.fetch_weight_version()
-        if found != self._version:
+        if found != self.weights.version:
             raise self.weights.client.build_error(
-                f"it samples with the weights {found}, and this step needs {self._version}: "
+                f"it samples with the weights {found}, and this step needs {self.weights.version}: "
                 "another run gives it weights, or it was started again; give every run a server of "
                 "its own"
             )
@@ -170,6 +169,7 @@ class ServerWeights:
         self._folder = folder
         self._device = device
         self._send: Callable[[Export, str], None] | None = None
+        self.version = ""  # of the weights that all backends of this process sent last
 
     def replace(self, export: Export) -> str:
         """Give the server the weights of ``export``; return their version, a unique name.

@@ -106,10 +106,12 @@ class RLHFEngine:
 
             layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
-        self.backends = RolloutBackends(config, self.tokenizer, self.settings.dtype, self.ranks)
-        backend = self.backends.build
-        temperature, keeps = config.rollout.temperature, config.rollout.keep_graphs is When.always
-        self.rollout: RolloutBackend = backend(temperature=temperature, keeps_graphs=keeps)
+        rows, dtype = rollout_plan(config).per_rank, self.settings.dtype
+        self.backends = RolloutBackends(config, self.tokenizer, dtype, self.ranks, rows)
+        keeps = config.rollout.keep_graphs is When.always
+        backend = partial(self.backends.build, keeps_graphs=keeps)
+        temperature = config.rollout.temperature
+        self.rollout: RolloutBackend = backend(temperature=temperature)
         # The policy to evaluate, backends that sample its answers, and models that score them.
         self.policy = AnsweringPolicy(
             self.actor,

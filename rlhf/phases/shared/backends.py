@@ -15,7 +15,7 @@ from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
 from rlhf.options import Backend, hooks_of, modules_of
 from rlhf.options.kernel_checks import choose_kernels
-from rlhf.rollout.fast import FastRollout, FastSettings
+from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 
@@ -48,15 +48,18 @@ def build_rollout_backend(
     temperature: float,
     dtype: Dtype,
     ranks: Ranks,
+    rows: int | None = None,
     greedy: bool = False,
-    keeps_graphs: bool = False,
+    kept: KeptDecoder | None = None,
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. With
-    ``keeps_graphs`` it keeps CUDA graphs and KV cache between rollouts.
+    ``dtype`` must not be auto. At most ``rows`` responses (None: all) are sampled at once. With
+    ``greedy`` the backend always takes the most likely token. CUDA graphs and KV cache stay in
+    ``kept``, if it is given.
     """
     rollout = config.rollout
+    rows = min((each for each in (rollout.max_rows, rows) if each), default=None)
     settings = SamplingSettings(
         max_tokens=rollout.max_response_tokens,
         temperature=temperature,
@@ -70,21 +73,21 @@ def build_rollout_backend(
     if option is not None:
         return option.build(config, BackendParts(settings, stop, pad_id, dtype, ranks))
     if rollout.backend is Backend.hf:
-        return HfRollout(settings, pad_id=pad_id, stop=stop)
+        return HfRollout(settings, pad_id=pad_id, stop=stop, max_rows=rows)
     return FastRollout(
         settings,
         FastSettings(
             dtype=TORCH_DTYPES[dtype],
-            max_rows=rollout.max_rows,
+            max_rows=rows,
             gather_weights=rollout.gather_weights,
             cuda_graphs=rollout.cuda_graphs,
-            keeps_graphs=keeps_graphs,
         ),
         pad_id=pad_id,
         stop=stop,
         adapter_of=next(hooks_of("models", "adapter_of", config), lambda _: None),
         find_modules=find_decoder_modules,
         ranks=ranks,
+        kept=kept,
     )
 
 
@@ -92,10 +95,19 @@ class RolloutBackends:
     """A builder of rollout backends; with an environment, a partner answers the policy's turns."""
 
     def __init__(
-        self, config: RunConfig, tokenizer: PreTrainedTokenizerBase, dtype: Dtype, ranks: Ranks
+        self,
+        config: RunConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        dtype: Dtype,
+        ranks: Ranks,
+        rows: int,
     ) -> None:
-        """Start the partner's processes, if an option has a partner; ``close`` ends them."""
+        """Start the partner's processes, if an option has a partner; ``close`` ends them.
+
+        All backends sample at most ``rows`` responses at once.
+        """
         self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
+        self._rows, self._kept = rows, KeptDecoder()
         choose_kernels(config.hardware.kernels)
         self._partner: EnvironmentPartner | None = None
         if config.environment.is_used:
@@ -113,8 +125,9 @@ class RolloutBackends:
             temperature=temperature,
             dtype=self._dtype,
             ranks=self._ranks,
+            rows=self._rows,
             greedy=greedy,
-            keeps_graphs=keeps_graphs,
+            kept=self._kept if keeps_graphs else None,
         )
         if self._partner is None:
             return backend

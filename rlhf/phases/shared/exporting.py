@@ -105,6 +105,8 @@ def save_export(
         if answers:
             store_sampling_settings(export.model, context.config.rollout)
             description += _example_call(context, folder)
+        else:
+            description += " Pad batches on the right: GPT-2 scores other padding wrongly."
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         save_model(folder, export.write, context.tokenizer, description=description)

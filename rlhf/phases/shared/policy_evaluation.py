@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
 from rlhf.base.seams import Shown
+from rlhf.base.stored_responses import join_rows, take_responses
 from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
@@ -114,8 +115,9 @@ def evaluate_policy(
     for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
         _store_values(measure_answers(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
-        for prompts, batch in _prompt_batches(context, policy, held_out, num_prompts=num_prompts):
-            responses = policy.greedy.generate(policy.actor, prompts)
+        batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts)
+        again = ((prompts._replace(continues=True), batch) for prompts, batch in batches)
+        for prompts, responses, batch in _answers(context, policy.actor, policy.greedy, again):
             exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
             _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
@@ -245,10 +247,29 @@ def answer_prompts(
     """
     backend = policy.greedy if greedy else policy.sampling
     of_prompts = {"num_prompts": num_prompts, "sample": sample}
-    for prompts, batch in _prompt_batches(context, policy, held_out, **of_prompts):
-        responses = backend.generate(policy.actor, prompts)
+    batches = _prompt_batches(context, policy, held_out, **of_prompts)
+    for prompts, responses, batch in _answers(context, policy.actor, backend, batches):
         rollout = score_responses(policy.models, prompts, responses, micro_batch_size=policy.micro)
         yield rollout, batch
+
+
+def _answers(
+    context: RunContext,
+    actor: Engine,
+    backend: RolloutBackend,
+    batches: Iterable[tuple[PromptBatch, EvalRows]],
+) -> Iterator[tuple[PromptBatch, Responses, EvalRows]]:
+    """Answer the prompts of all micro-batches at once; yield each micro-batch with its answers.
+
+    At once, a server gets the weights once, and no row of a decoder waits for a micro-batch's end.
+    """
+    micro_batches = list(batches)
+    prompts = join_rows([each for each, _ in micro_batches], pad_id=context.tokenizer.pad_token_id)
+    responses, first = backend.generate(actor, prompts), 0
+    for micro_batch, batch in micro_batches:
+        context.heartbeat.beat()
+        rows = list(range(first, first := first + len(batch.rows)))
+        yield micro_batch, take_responses(responses, rows, context.ranks.device), batch
 
 
 def _prompt_batches(
@@ -267,7 +288,6 @@ def _prompt_batches(
         generator=random_stream(context.config.seed, "evaluation", *([sample] if sample else [])),
     )
     for batch in eval_batches(total, batch_size=policy.micro, ranks=context.ranks):
-        context.heartbeat.beat()
         chosen = held_out.examples[batch.rows]
         records = [held_out.records[row] for row in chosen["row"]]
         prompts = collate_prompts(

@@ -5,7 +5,7 @@ Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ class GraphedDecoder(KvCache):
         weights: list[int],
     ) -> None:
         self._decoder = decoder
-        self._sampling = sampling
+        self.sampling = sampling  # of the current rollout
         self._end_ids = end_ids
         self._extent = extent
         self._weights = weights  # addresses of the model's weights, which graphs read
@@ -88,7 +88,7 @@ class GraphedDecoder(KvCache):
         # The newest token of each row (the fields of Newest) on the GPU, and the host's copy.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
         self._newest: list[Newest] = []
-        self._replays: dict[tuple[int, int], Callable[[], _Step] | None] = {}
+        self._replays: dict[Hashable, Callable[[], _Step] | None] = {}
         # Graphs can share one memory pool, since no two are replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -145,17 +145,17 @@ class GraphedDecoder(KvCache):
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        is_kept = self._sampling.top_p < 1
+        is_kept = self.sampling.top_p < 1
         return _Step(stack_token_logprobs(drawn), logits_RV if is_kept else None)
 
     def _draw_tokens(
         self, logits_BV: Tensor, requests_B: Tensor, steps_B: Tensor, *, waits: bool
     ) -> Drawn:
-        fewest = self._sampling.min_tokens
+        fewest = self.sampling.min_tokens
         return draw_tokens(
             logits_BV,
             self._draws_NT[requests_B, steps_B],
-            self._sampling,
+            self.sampling,
             barred_B=steps_B < fewest if fewest else None,
             end_ids=self._end_ids,
             waits=waits,
@@ -182,15 +182,13 @@ class GraphedDecoder(KvCache):
 
         A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
-        shape = (rows, columns)
-        if shape not in self._replays:
+        key, shape = (self.sampling, rows, columns), (rows, columns)
+        if key not in self._replays:
             load = partial(self._capture_graph, *shape, last)
             compare = partial(self._compare_replay, *shape, last)
-            self._replays[shape] = use_if_equal(
-                "CUDA graphs", "cuda", load, compare, bound=TOLERANCE
-            )
+            self._replays[key] = use_if_equal("CUDA graphs", "cuda", load, compare, bound=TOLERANCE)
             self._newest = []
-        return self._replays[shape]
+        return self._replays[key]
 
     def _capture_graph(self, rows: int, columns: int, last: int) -> Callable[[], _Step]:
         self._begin_trial(last)

@@ -72,6 +72,7 @@ class LayerBuilder:
     """
 
     def __init__(self, parts: DecoderModules, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
+        parts.require_matching_weights()  # all decoders are built here, for every kernel
         self._parts = parts
         self._adapter_of = adapter_of
         self._dtype = dtype

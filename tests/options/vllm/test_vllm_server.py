@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,9 @@ def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_
     assert responses.ids_BT[~responses.keep_BT].eq(PAD).all()
     backend.generate(actor(), prompts())
     assert len(server.loaded) == 2, "new weights for every rollout"
+    greedy = replace(backend, sampling=replace(backend.sampling, top_k=1))
+    greedy.generate(actor(), prompts()._replace(continues=True))
+    assert len(server.loaded) == 2, "the greedy answers of an evaluation need no new weights"
 
 
 def test_stale_weights_are_refused(server: StandIn, tmp_path: Path) -> None:

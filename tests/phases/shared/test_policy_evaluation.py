@@ -26,8 +26,10 @@ class Answers:
 
     def __init__(self) -> None:
         self.seen: dict[tuple[float, ...], str] = {}
+        self.continues: list[bool] = []
 
     def generate(self, _: Any, prompts: PromptBatch) -> Responses:
+        self.continues.append(prompts.continues)
         rows = list(zip(map(tuple, prompts.draws_BT.tolist()), prompts.texts, strict=True))
         self.seen |= dict(rows)
         tokens_B = prompts.attend_BP.sum(dim=1)
@@ -131,6 +133,16 @@ def test_gold_scores_are_those_of_the_texts(made: Made) -> None:
     assert values["ppo/eval_gold"] == result.means["gold/gold"]
     assert values["ppo/eval_exact_greedy"] == 0
     assert values["ppo/eval_correct"] == 0.5
+
+
+def test_an_evaluation_asks_each_backend_once(made: Made) -> None:
+    context, _ = made()
+    sampling, greedy = Answers(), Answers()
+    policy = AnsweringPolicy(None, sampling, greedy, FixedModels(), 2)
+    judged = replace(context, judge=LengthJudge())
+    evaluate_policy(judged, policy, held_out_of(context), num_prompts=100)
+    assert (sampling.continues, greedy.continues) == ([False], [True])
+    assert sampling.seen == greedy.seen
 
 
 def test_samples_are_the_answers_to_the_same_prompts_at_every_step(made: Made) -> None:
