@@ -106,7 +106,7 @@ class RLHFEngine:
 
             layers = adapt_deepspeed_layers(self.actor.module)
             self.constant_metrics["rollout/accelerated_layers"] = layers
-        rows, dtype = rollout_plan(config).per_rank, self.settings.dtype
+        rows = rollout_plan(config).per_rank
         self.backends = RolloutBackends(config, self.tokenizer, dtype, self.ranks, rows)
         keeps = config.rollout.keep_graphs is When.always
         backend = partial(self.backends.build, keeps_graphs=keeps)
