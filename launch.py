@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from rlhf.base.command import run_to_exit_code
-from rlhf.base.errors import INTERRUPTED, USER_ERROR, RlhfError
+from rlhf.base.errors import INTERRUPTED, RlhfError
 from rlhf.base.foreign_errors import to_drive_error
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.user_paths import relative_to_cwd
@@ -80,7 +80,7 @@ def report_error(error: RlhfError) -> int:
         from rlhf.runtime import launcher
 
         launcher.publish_refusal(str(error))
-    return USER_ERROR
+    return error.exit_code
 
 
 def start_jobs(command: Command) -> None:

@@ -22,7 +22,7 @@ from rlhf.options.replay.keys import LOG as DIGESTS
 from tests.runs import EPISODES, finished
 
 TASKS = {
-    "GAE": ["rollout.samplers=2"],
+    "GAE": [],
     "RLOO, bf16": [
         *("ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=2", "hardware.dtype=bf16")
     ],
@@ -52,7 +52,7 @@ def compare(folder: Path, overrides: Sequence[str], *, lag: int, steps: int) -> 
     folder.mkdir(parents=True)
     words = [*overrides, f"rollout.lag={lag}", f"ppo.steps={steps}"]
     in_turn = digests_of(folder / "in_turn", *words)
-    beside = digests_of(folder / "beside", *words, "rollout.overlap=true")
+    beside = digests_of(folder / "beside", *words, "rollout.overlap=true", "rollout.samplers=2")
     if not len(in_turn) == len(beside) == len(set(in_turn)) == steps:
         return f"FAILED: {len(in_turn)} and {len(beside)} steps, {len(set(in_turn))} of them differ"
     for one, other in zip(in_turn, beside, strict=True):

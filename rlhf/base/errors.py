@@ -1,4 +1,4 @@
-"""Errors that a user can fix: one message, no traceback, exit code 2.
+"""Errors with one message and no traceback; nearly all can be fixed by the user: exit code 2.
 
 Each message names the key (or the file and row), the value, the rule, and the fix.
 """
@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 USER_ERROR = 2  # exit code after an error that a user can fix
+LOST_RANK = 1  # exit code after a rank was ended from outside; the run can be resumed
 INTERRUPTED = 130  # exit code of a command that was stopped; the same command continues it
 
 
 class RlhfError(Exception):
-    """Base class of the errors that end the program with their message and exit code 2."""
+    """Base class of the errors that end the program with their message and ``exit_code``."""
+
+    exit_code = USER_ERROR
+
+
+class LostRankError(RlhfError):
+    """A rank that was killed, or that has lost the others."""
+
+    exit_code = LOST_RANK
 
 
 class ConfigError(RlhfError):

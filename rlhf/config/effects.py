@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
-from rlhf.config.schema.keys import Affects, AtResume, Unread
+from rlhf.config.schema.keys import Affects, AtResume, Unread, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import hooks_of
 
@@ -28,7 +28,7 @@ class Effect(NamedTuple):
     affects: Affects
     at_resume: AtResume = AtResume.fixed
     is_inherited: bool = False
-    unread: tuple[Unread, ...] = ()
+    unread: Sequence[Unread] = ()
 
     @property
     def resume_may_change(self) -> bool:
@@ -65,12 +65,22 @@ def _iterate_effects(
             yield name, Effect(**facts)
 
 
+def _find_key(key: str) -> str:
+    """Return the key of the schema that ``key`` is or is in, such as rewards; "" for a group."""
+    while key and key not in effects_by_key():
+        key = key.rpartition(".")[0]
+    return key
+
+
 def effect_of(key: str) -> Effect:
     """Return the effect of a dotted key, which may be in a mapping, such as rewards.NAME.weight."""
-    name = key
-    while name and name not in effects_by_key():
-        name = name.rpartition(".")[0]
-    return effects_by_key()[name or key]
+    return effects_by_key()[_find_key(key) or key]
+
+
+def source_run_determines(key: str) -> bool:
+    """Return True if a run with from_run takes ``key`` from the finished run, and cannot set it."""
+    effect = effects_by_key().get(key)
+    return effect is not None and effect.is_inherited and effect.at_resume is not AtResume.rounding
 
 
 def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str, Any]:
@@ -95,30 +105,45 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
     Only keys on the command line are checked: a preset may set keys that this run does not read.
     """
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key, value = override.key_or_group, override.value()
-        if value is None:  # null has no effect anyway
-            continue
-        for name, effect in effects_by_key().items():
-            if not f"{key}.".startswith(f"{name}."):
-                continue
-            # Keys like ppo.critic_check.every affect no result: take the readers of their group.
-            readers = effect.affects(config) or _find_affects_function(key.split(".")[0])(config)
-            if readers and not readers & set(config.phase.order):
-                raise ConfigError(
-                    f"{override.input_line}: only {' and '.join(p for p in Phase if p in readers)} "
-                    f"can read {name}, and is not in phase.order=[{','.join(config.phase.order)}]; "
-                    f"remove {key}, or choose another phase"
-                )
-            group = name.rpartition(".")[0]
-            option = REWARD_MODEL_GROUP if group == "reward_model" else group
-            for rule in effect.unread:
-                if not rule.holds(attrgetter(group)(config)):
-                    continue
-                named = value if key.endswith(".path") else "FOLDER_OR_ID"
-                reason, way_out = (
-                    text.format(group=group, option=option, value=named)
-                    for text in (rule.reason, rule.way_out)
-                )
-                raise ConfigError(
-                    f"{override.input_line}: {reason} and does not read {key}; {way_out}"
-                )
+        for key, value in _iterate_values(override.key_or_group, override.value()):
+            # null has no effect anyway
+            if value is not None and (reason := explain_if_unread(config, key, value)):
+                raise ConfigError(f"{override.input_line}: {reason}")
+
+
+def _iterate_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key that an override sets, and its value: several if it sets keys of a group."""
+    if isinstance(value, dict) and key not in effects_by_key():
+        for name, each in value.items():
+            yield from _iterate_values(f"{key}.{name}", each)
+    else:
+        yield key, value
+
+
+def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
+    """Return why ``config`` does not read ``key``, with ``value``, and a way out; "" if it does."""
+    if not (name := _find_key(key)):
+        return ""
+    # Keys like ppo.critic_check.every affect no result: take the readers of their group.
+    readers = effect_of(name).affects(config) or _find_affects_function(key.partition(".")[0])(
+        config
+    )
+    if readers and not readers & set(config.phase.order):
+        return (
+            f"only {' and '.join(p for p in Phase if p in readers)} can read {name}, and is not in "
+            f"phase.order=[{','.join(config.phase.order)}]; remove {key}, or choose another phase"
+        )
+    group = name.rpartition(".")[0]
+    for rule in effect_of(name).unread:
+        causes = [each if "." in each else f"{group}.{each}" for each in rule.keys]
+        values = [attrgetter(each)(config) for each in causes]
+        if rule.holds(*values):
+            settings = " and ".join(map("{}={}".format, causes, map(format_value, values)))
+            fix = rule.fix.format(
+                key=causes[0],
+                group=group,
+                option=REWARD_MODEL_GROUP if group == "reward_model" else group,
+                value=value if key.endswith(".path") else "FOLDER_OR_ID",
+            )
+            return f"has no effect with {settings}; {fix}, or remove {key}"
+    return ""

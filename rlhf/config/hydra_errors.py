@@ -198,6 +198,7 @@ UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}
 UNREADABLE += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
 # submitit_slurm is reserved for Hydra's plugin; our slurm takes the nodes from ``hardware``.
+OF_HYDRA = ("hydra.launcher.additional_parameters", "hydra.job.env_set")  # take any name
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
@@ -214,10 +215,11 @@ def to_hydra_override(word: str) -> str:
     if is_folder or (key == "hardware" and value.isdecimal()):
         return f"{key}='{value}'"
     owners = (key, key.rpartition(".")[0])
-    is_mapping = value.startswith("{") and any(
-        get_origin(schema_types().get(each)) is dict for each in owners
+    is_open = any(each in OF_HYDRA for each in owners) or (
+        value.startswith("{")
+        and any(get_origin(schema_types().get(each)) is dict for each in owners)
     )
-    return f"++{word}" if is_mapping else word
+    return f"++{word}" if is_open else word
 
 
 def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigError | None:
@@ -230,7 +232,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return interpolation_error(error)
     if isinstance(error, ValueError):
         return _value_error(str(error), overrides)
-    return _composition_error(error) if isinstance(error, HydraException) else None
+    return _composition_error(error, overrides) if isinstance(error, HydraException) else None
 
 
 def shorten(text: str) -> str:
@@ -320,7 +322,7 @@ def _explain_non_text_option(overrides: Sequence[str]) -> str:
     )
 
 
-def _composition_error(error: HydraException) -> ConfigError:
+def _composition_error(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     """Return the error for any other error of Hydra, on one line."""
     cause = error.__cause__
     found = re.search(r"Could not override '([^']+)'", str(error))
@@ -329,6 +331,9 @@ def _composition_error(error: HydraException) -> ConfigError:
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         return unknown_key_error(found[1], siblings)
     reason = " ".join(str(error).split())
+    if found := re.match(r"Multiple values for ([^. ]+)", reason):
+        word = next((each for each in overrides if each.startswith(f"+{found[1]}=")), found[1])
+        return ConfigError(f"{word}: the group is chosen already; write {word.lstrip('+')}")
     if found := re.match(r"Ambiguous value for argument '([^']+)'", reason):
         return ConfigError(f"{found[1]}: for a run with each of these values, add -m")
     if isinstance(cause, OmegaConfBaseException):

@@ -24,7 +24,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, PlanMode, RewardKind, Source, Template
-from rlhf.config.effects import effects_by_key, refuse_unread_keys, values_that_affect
+from rlhf.config.effects import (
+    effects_by_key,
+    refuse_unread_keys,
+    source_run_determines,
+    values_that_affect,
+)
 from rlhf.config.freeze import (
     apply_resume_overrides,
     keys_that_run_code,
@@ -277,11 +282,7 @@ def copy_keys_of_source_run(
             f"from_run={source}: its configuration names code to run, which runs only if the "
             f"command says so: read that code, then add {words}"
         )
-    fixed = [
-        key
-        for key in inherited
-        if inherited[key].at_resume is not AtResume.rounding and key not in consent
-    ]
+    fixed = [key for key in inherited if source_run_determines(key) and key not in consent]
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         node = f"{override.package or override.key_or_group}."
         if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):

@@ -161,6 +161,7 @@ def check_same_tokens(
     *,
     place: str | Path,
     name: str = "reward_model",
+    way_out: str = ", or train a reward model with phase=pipeline",
 ) -> None:
     """Raise ConfigError unless ``other``, of config key ``name``, has the tokens of ``actor``."""
     if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
@@ -169,5 +170,5 @@ def check_same_tokens(
         f"{name} ({place}) and model have different tokenizers "
         f"({len(other)} and {len(actor)} tokens, end tokens {other.eos_token!r} and "
         f"{actor.eos_token!r}): {name} would read other words than the actor writes. Use a model "
-        "of the same family, or train a reward model with phase=pipeline"
+        f"of the same family{way_out}"
     )

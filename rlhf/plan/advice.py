@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import num_ranks
 from rlhf.config.choices import Device, Dtype, Phase
+from rlhf.config.effects import source_run_determines
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.keys import ANSWERING_PHASES
@@ -109,6 +110,9 @@ def _double_nodes_until_fit(config: RunConfig, prefix: str, planner: Planner) ->
 
 def _describe_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
     """Return ``words``, the ZeRO setting and the GiB per rank; None if the run does not fit."""
+    keys = [word.partition("=")[0] for word in words.split()]
+    if config.from_run is not None and any(map(source_run_determines, keys)):
+        return None  # the run would refuse these words
     try:
         plan = planner(config)
         if not plan.fits:

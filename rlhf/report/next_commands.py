@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
+from rlhf.config.effects import source_run_determines
 from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
 from rlhf.options.environments.keys import PROMPT_MARK
 from rlhf.report.alarms import CHANCE
@@ -55,9 +56,10 @@ def suggest_commands(run_dir: Path) -> list[str]:
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, except those that name a run directory.
     typed = [word for word in read_command(run_dir) if _override_key(word) not in PLACES]
-    if (found := _suggest_change(run_dir)) is not None:
-        change, override = found
-        lines += [f"  # the same run, {change}", _launch_command(typed, override)]
+    for change, override in _suggest_changes(run_dir):
+        if keys.get("from_run") is None or not any(map(source_run_determines, override)):
+            lines += [f"  # the same run, {change}", _launch_command(typed, override)]
+            break
     has_own_data = any(re.fullmatch(OWN_DATA, _override_key(word)) for word in typed)
     if source not in (Source.local, Source.environment) and not has_own_data:
         lines += [
@@ -67,29 +69,27 @@ def suggest_commands(run_dir: Path) -> list[str]:
     return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
 
 
-def _suggest_change(run_dir: Path) -> tuple[str, dict[str, str]] | None:
-    """Return a change to try next, as a description and an override; None without a trained actor.
+def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield changes to try next, the best first, each as a description and an override.
 
-    The change corrects the first fault found. Without a fault, it trains longer if PPO gained
-    nothing, and otherwise holds PPO closer to its reference.
+    They correct faults of the run. Without a fault, they train longer if PPO gained nothing, and
+    otherwise hold PPO closer to its reference. Both need a trained actor.
     """
     keys = read_frozen_keys(run_dir)
     if (broken := first_divergence(read_alarms(run_dir))) is not None:
         rate = "ppo.actor_lr" if broken.phase == Phase.ppo else f"{broken.phase}.lr"
-        return "with a tenth of the learning rate", {rate: f"{keys[rate] / 10:g}"}
+        yield "with a tenth of the learning rate", {rate: f"{keys[rate] / 10:g}"}
     if not (run_dir / "ppo/actor").exists():
-        return None
+        return
     if (read_phase_result(run_dir, "reward") or {}).get("accuracy_ci", [1.0])[0] <= CHANCE:
-        return (
-            "with twice as many passes over the pairs",
-            {"reward.epochs": f"{2 * keys['reward.epochs']:g}"},
-        )
+        epochs = f"{2 * keys['reward.epochs']:g}"
+        yield "with twice as many passes over the pairs", {"reward.epochs": epochs}
     result = read_phase_result(run_dir, "ppo") or {}
     gain = read_gain({"ppo": result})
     unmoved = ("no measurable change", "no change at any prompt")
     if gain is not None and gain.word in unmoved and gain.score is None and "steps" in result:
-        return "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
-    return "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
+        yield "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
+    yield "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
 
 
 def _drop_data_overrides(words: Iterable[str]) -> list[str]:

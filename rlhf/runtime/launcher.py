@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from rlhf.base.command import wait_for_exit
-from rlhf.base.errors import INTERRUPTED, RlhfError
+from rlhf.base.errors import INTERRUPTED, LostRankError, RlhfError
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.config.freeze import write_frozen_config
 from rlhf.config.schema.run import LauncherConfig, RunConfig
@@ -231,7 +231,8 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
     """Raise an error that explains why the ranks of this node ended.
 
     Raises:
-        RlhfError: its line is the message of a rank, or names the signal that ended a rank.
+        LostRankError: if a signal ended a rank, which the message names, or a rank lost the others.
+        RlhfError: its line is the message of a rank.
         RuntimeError: if the rank has printed a traceback.
     """
     if failure is not None and failure.kind is FailureKind.out_of_memory:
@@ -243,12 +244,12 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
     killed = {rank: name for rank, name in signals.items() if name != "SIGTERM"} or signals
     if killed and (failure is None or failure.kind is FailureKind.lost):
         way_out = f"; python launch.py resume={run_dir} continues the run" if run_dir else ""
-        raise RlhfError(
+        raise LostRankError(
             f"rank {_join_with_commas(killed)} on {socket.gethostname()} was ended by "
             f"{_join_with_commas(set(killed.values()))}{way_out}"
         )
     if failure is not None and failure.kind is FailureKind.lost:
-        raise RlhfError(failure.message)
+        raise LostRankError(failure.message)
     raise RuntimeError(f"rank {_join_with_commas(ends)} failed; see the error above")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlhf.base.command import survive_output_errors
-from rlhf.base.errors import INTERRUPTED, USER_ERROR, RlhfError
+from rlhf.base.errors import INTERRUPTED, LOST_RANK, USER_ERROR, RlhfError
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
@@ -26,7 +26,6 @@ from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
 # Seconds that a rank with a broken collective waits for the report of the rank that broke it.
 CAUSE_S = 3.0
-LOST_ANOTHER = 1  # exit code of a rank that ends because another rank has ended
 
 
 class FailureKind(StrEnum):
@@ -77,7 +76,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
     def end_after_loss(loss: str) -> None:
         report_failure(Failure(FailureKind.lost, loss))
         sys.stderr.flush()
-        os._exit(LOST_ANOTHER)  # not sys.exit: the main thread may wait in a collective for hours
+        os._exit(LOST_RANK)  # not sys.exit: the main thread may wait in a collective for hours
 
     try:
         meeting = Rendezvous(end_after_loss)
@@ -90,7 +89,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         report_failure(Failure(FailureKind.stuck, reason))
         meeting.announce_failure(reason)
         sys.stderr.flush()
-        os._exit(LOST_ANOTHER)  # not sys.exit: the main thread is stuck
+        os._exit(LOST_RANK)  # not sys.exit: the main thread is stuck
 
     try:
         worker.run_worker(run_dir, meeting, end_stuck_rank)

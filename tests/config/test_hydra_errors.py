@@ -14,6 +14,9 @@ def failure(overrides: list[str]) -> Exception:
     return caught.value
 
 
+SBATCH = "hydra.launcher.additional_parameters"
+
+
 @pytest.mark.usefixtures("compose")
 @pytest.mark.parametrize(
     ("chosen", "arguments", "message"),
@@ -54,7 +57,11 @@ def test_other_errors_are_not_explained(error: Exception) -> None:
         ("run_dir=", "run_dir="),
         ("data.path=a=b", "data.path=a=b"),
         ("hardware=4090", "hardware='4090'"),
+        (f"{SBATCH}={{nice: 10}}", f"++{SBATCH}={{nice: 10}}"),
+        (f"{SBATCH}.nice=10", f"++{SBATCH}.nice=10"),
+        ("hydra.job.env_set={A: b}", "++hydra.job.env_set={A: b}"),
+        ("hydra.job.name={A: b}", "hydra.job.name={A: b}"),
     ],
 )
-def test_values_that_hydra_reads_otherwise_are_quoted(word: str, read: str) -> None:
+def test_values_that_hydra_reads_otherwise_are_rewritten(word: str, read: str) -> None:
     assert to_hydra_override(word) == read

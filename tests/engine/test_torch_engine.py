@@ -383,6 +383,7 @@ def test_a_critic_at_stage_0_has_no_half_moments() -> None:
     engine_of(build_engine, **options)  # the actor has
     with pytest.raises(CapabilityError, match="in the critic at stage 0"):
         engine_of(build_engine, role=Role.critic, **options)
+    engine_of(build_engine, optimizer=None, dtype=Dtype.fp32, **options)  # frozen: it has none
 
 
 @pytest.mark.parametrize(("stage", "critic_stage"), [(0, None), (0, 2), (3, 0)])

@@ -1,6 +1,7 @@
 """What is said to fit really fits, once it is typed."""
 
 import shlex
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_what_is_set_already_or_refused_is_not_proposed(compose: Compose) -> Non
     assert "lora=all" in (whole := ways_of(plain))
     assert "checkpointing" in whole
     assert "lora=" not in ways_of(changed(plain, model={"init": ModelInit.random}))
+    from_run = replace(plain, from_run="runs/a/b")  # which determines the keys of model
+    assert "checkpointing" not in ways_of(from_run)
     given = run_of(compose, *LARGE, "lora=all", "model.gradient_checkpointing=true")
     assert not [word for word in ("lora=", "checkpointing", "zero=auto") if word in ways_of(given)]
     words = ("model=opt_125m", "hardware=a100_80g", "phase=ppo", "model@reward_model=opt_125m")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhf.config.freeze import to_run_config, write_frozen_config
 from rlhf.report import at_end, run_page, summary
@@ -115,6 +116,16 @@ def test_the_first_fault_decides_what_to_type_next(
     (run_dir / "reward").mkdir()
     (run_dir / "reward/result.json").write_text(json.dumps({"accuracy_ci": interval}))
     assert f"  python launch.py {change}" in suggest_commands(run_dir)
+
+
+def test_what_to_type_next_does_not_change_what_a_source_run_determines(run_dir: Path) -> None:
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"from_run": "runs/a/b"}))
+    (run_dir / "reward").mkdir()
+    (run_dir / "reward/result.json").write_text(json.dumps({"accuracy_ci": [0.4, 0.6]}))
+    said = "\n".join(suggest_commands(run_dir))
+    assert "reward.epochs" not in said
+    assert "ppo.kl_ctl=0.6" in said, "the next suggestion"
 
 
 def test_null_stays_unknown_only_in_a_plan() -> None:

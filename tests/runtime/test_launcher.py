@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     os.kill(children(process.pid)[-1], signal.SIGKILL)  # the last one that was started
     said, complaint = process.communicate(timeout=30)
     assert not list(temporary.iterdir())
-    assert process.returncode == 2
+    assert process.returncode == 1, "which AGENTS.md promises: the same command may work"
     assert f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py resume=" in said
     (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]
     assert re.fullmatch(

@@ -17,7 +17,7 @@ MODULE = (ROOT / "examples" / "my_rewards.py").read_text()
 FUNCTION = "{kind: function, function: 'my_rewards:vowels', run_code: true}"
 STEPS = "{kind: steps, function: 'my_rewards:vowels', run_code: true, pattern: '[aeiou]'}"
 # Enough steps, and nothing holds them back.
-LEARN = ["ppo.steps=14", "ppo.kl_ctl=0", "ppo.actor_lr=0.03", "ppo.critic_lr=0.01"]
+LEARN = ["ppo.steps=14", "ppo.kl_ctl=0", "ppo.actor_lr=0.03"]
 LEARN += ["ppo.eval_prompts=8", "ppo.sample_every=99"]
 BY_RULE = ["phase=pipeline_rule", *LEARN]
 GROUPS = ["ppo.advantage_estimator=grpo", "ppo.responses_per_prompt=4"]
@@ -36,11 +36,11 @@ def gain(scores: list[float]) -> float:
     ("estimator", "more"),
     [
         ("grpo", []),
-        ("gae", []),
+        ("gae", ["ppo.critic_lr=0.01"]),
         ("rloo", []),
         ("reinforce_pp", []),
         ("grpo", ["ppo.surrogate=dppo_tv", "ppo.cliprange=0.15"]),
-        ("gae", ["ppo.surrogate=dppo_kl", "ppo.cliprange=0.05"]),
+        ("gae", ["ppo.surrogate=dppo_kl", "ppo.cliprange=0.05", "ppo.critic_lr=0.01"]),
         ("grpo", ["ppo.off_policy_mask_kl=0.01", "ppo.ppo_epochs=4"]),
         ("rloo", ["ppo.missing_end_mask=true"]),
     ],
@@ -82,7 +82,7 @@ def test_a_mix_has_the_reward_model_in_it(tiny_run: Path, tmp_path: Path) -> Non
     parts = f"rewards={{learned: {{kind: model, normalise: true}}, vowels: {STEPS}, "
     parts += "brief: {kind: length, most: 4, slack: 4, weight: 0.25}, "
     parts += "right: {kind: exact, columns: [answer], weight: 0}}"
-    words = [*LEARN, "ppo.steps=9", "phase=ppo", f"from_run={tiny_run}"]
+    words = [*LEARN, "ppo.critic_lr=0.01", "ppo.steps=9", "phase=ppo", f"from_run={tiny_run}"]
     run = finished(tmp_path / "run", *words, parts)
     named = [of_ppo(run, f"ppo/parts/{name}") for name in ("learned", "vowels", "brief")]
     for total, learned, vowels, brief in zip(of_ppo(run, "ppo/score_mean"), *named, strict=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source, Template
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, key, needs
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -36,15 +36,9 @@ class DatasetConfig:
     """Only these phases use the dataset: some of sft, reward, ppo; null: all, by data.split."""
 
 
-def _unread_rule_for_source(source: Source) -> Unread:
-    return Unread(
-        lambda data: data.source is source,
-        f"data.source={source} generates the examples",
-        "use data=local or data=hub with data.path=FILE_OR_HUB_ID",
-    )
-
-
-GENERATED = [_unread_rule_for_source(Source.synthetic), _unread_rule_for_source(Source.environment)]
+GENERATED = [
+    needs("source", "local", "hub", fix="use data=local or data=hub with data.path=FILE_OR_HUB_ID")
+]
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,6 @@
 """Declare the bound and the effects of a configuration key in its field of the schema.
 
-A field without ``affects``, ``at_resume`` or ``is_inherited`` has the values of its group.
+A field without ``affects``, ``at_resume``, ``is_inherited`` or ``unread`` has its group's values.
 ``rlhf/config/effects.py`` reads them for the store of phases, resume and from_run.
 """
 
@@ -58,6 +58,7 @@ def always_affects(*phases: Phase) -> Affects:
 NO_PHASE = always_affects()
 EVERY_PHASE = always_affects(*Phase)
 ANSWERING_PHASES = always_affects(Phase.ppo, Phase.dpo)
+ONLY_PPO = always_affects(Phase.ppo)
 
 # Keys that all parts of ``rewards`` read, and those of the kinds with a process of their own.
 OF_ALL = ("kind", "weight", "normalise")
@@ -73,15 +74,31 @@ class AtResume(StrEnum):
 
 
 class Unread(NamedTuple):
-    """A rule for a key that has no effect because of the value of another key.
+    """A rule for a key that has no effect because of the values of other keys.
 
-    ``holds`` is called with the key's group, and returns True if the key has no effect. The texts
-    may contain ``{group}``, ``{option}`` (which chooses an option of the group) and ``{value}``.
+    ``keys`` are in the group of the key, unless they have a dot. ``holds`` is called with their
+    values, and returns True if the key has no effect. ``fix`` may contain ``{key}`` (the first of
+    ``keys``), ``{group}``, ``{option}`` (which chooses an option of the group) and ``{value}``.
     """
 
-    holds: Callable[[Any], bool]
-    reason: str
-    way_out: str
+    keys: tuple[str, ...]
+    holds: Callable[..., bool]
+    fix: str
+
+
+OFF = ("null", "false", "0", "0.0", "none", "never", "disabled")
+
+
+def needs(key: str, *values: str, fix: str = "") -> Unread:
+    """Return the rule for a key that has an effect only if ``key`` has one of ``values``.
+
+    Values are written as on the command line; without ``values``, all but ``OFF`` will do.
+    """
+
+    def is_unread(value: object) -> bool:
+        return format_value(value) in OFF if not values else format_value(value) not in values
+
+    return Unread((key,), is_unread, fix or f"use {{key}}={' or '.join(values)}")
 
 
 def key(
@@ -91,7 +108,7 @@ def key(
     affects: Affects | None = None,
     at_resume: AtResume | None = None,
     is_inherited: bool | None = None,
-    unread: Sequence[Unread] = (),
+    unread: Sequence[Unread] | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
@@ -100,7 +117,7 @@ def key(
         affects: phases whose own work reads the key; later phases change through their inputs.
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
-        unread: rules for when the key has no effect.
+        unread: rules for when the key has no effect; () for a key of a group that has rules.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -109,7 +126,7 @@ def key(
         "affects": affects,
         "at_resume": at_resume,
         "is_inherited": is_inherited,
-        "unread": tuple(unread) or None,
+        "unread": unread,
     }
     return field(
         default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}

@@ -18,6 +18,7 @@ from rlhf.config.schema.keys import (
     AtResume,
     Unread,
     key,
+    needs,
 )
 
 if TYPE_CHECKING:
@@ -26,21 +27,10 @@ if TYPE_CHECKING:
 # Prefixes of the fields of transformers' configs that must be positive whole numbers.
 COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "num_key", "head_dim")
 
-RANDOM = Unread(
-    lambda model: model.init is ModelInit.random,
-    "{group}.init=random makes the model from {group}.architecture",
-    "use {option}=pretrained {group}.path={value}",
-)
-PRETRAINED = Unread(
-    lambda model: model.init is ModelInit.pretrained,
-    "{group}.init=pretrained loads the model that {group}.path names",
-    "remove {group}.architecture, or use {option}=tiny",
-)
-SFT_MODEL = Unread(
-    lambda model: model.init.starts_from_sft,
-    "{group}.init=sft and gold start from the SFT model of the same run",
-    "use {option}=pretrained {group}.path={value}",
-)
+PRETRAINED = needs("init", "pretrained", fix="use {option}=pretrained {group}.path={value}")
+RANDOM = needs("init", "random", fix="use {option}=tiny")
+OWN = needs("init", "pretrained", "random", fix="use {option}=pretrained {group}.path={value}")
+NO_TOKENIZER = Unread(("tokenizer",), lambda place: place is not None, "use {key}=null")
 
 
 @dataclass(kw_only=True)
@@ -66,18 +56,18 @@ class ModelConfig:
     init: ModelInit
     """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT
     model, and gold: no reward model, but the judge of the synthetic task."""
-    path: str | None = key(unread=[RANDOM, SFT_MODEL])
+    path: str | None = key(unread=[PRETRAINED])
     """Hugging Face model folder or hub id; null if init is not pretrained."""
-    revision: str | None = key(unread=[RANDOM, SFT_MODEL])
+    revision: str | None = key(unread=[PRETRAINED])
     """Hub revision of path; null: the newest."""
-    tokenizer: str | None = key(unread=[SFT_MODEL])
+    tokenizer: str | None = key(unread=[OWN])
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
-    end_token: str | None = key(unread=[SFT_MODEL])
+    end_token: str | None = key(unread=[OWN])
     """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens
     of generation_config.json end responses too."""
-    vocab_size: int = key(AT_LEAST_0, unread=[SFT_MODEL])
+    vocab_size: int = key(AT_LEAST_0, unread=[RANDOM, NO_TOKENIZER])
     """Maximum vocabulary size of a tokenizer trained on the run's text; 0: none is trained."""
-    architecture: dict[str, Any] = key(unread=[PRETRAINED, SFT_MODEL])
+    architecture: dict[str, Any] = key(unread=[RANDOM])
     """Fields of the Hugging Face config, with model_type; used if init=random."""
     dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability: of model in the sft phase, of reward_model in the reward phase."""
@@ -85,11 +75,11 @@ class ModelConfig:
     """Peak learning rates that suit the model; defaults of sft.lr, ppo.actor_lr and so on."""
     gradient_checkpointing: bool | int = key(AT_LEAST_0)
     """Recompute activations in the backward pass: slower, less memory; N: in the first N layers."""
-    compile: bool = key(at_resume=AtResume.rounding, unread=[SFT_MODEL])
+    compile: bool = key(at_resume=AtResume.rounding, unread=[OWN])
     """Compile the layers with torch.compile: a slow start, then faster passes; not at stage 3."""
-    attention: str | None = key(unread=[SFT_MODEL])
+    attention: str | None = key(unread=[OWN])
     """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
-    trust_remote_code: bool = key(unread=[SFT_MODEL])
+    trust_remote_code: bool = key(unread=[OWN])
     """Run Python code from the model's repository; enable only for code that you have read."""
 
 

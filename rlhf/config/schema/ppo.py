@@ -26,6 +26,7 @@ from rlhf.config.schema.keys import (
     AtResume,
     Unread,
     key,
+    needs,
 )
 from rlhf.config.schema.supervised import AdamWConfig
 
@@ -44,16 +45,40 @@ COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimato
 
 
 MASKED = Unread(
-    lambda ppo: ppo.missing_end_mask and ppo.advantage_estimator not in COMPARING,
-    "{group}.missing_end_mask=true masks such responses",
-    "remove one of the two, or compare responses with {group}.advantage_estimator=grpo",
+    ("missing_end_mask", "advantage_estimator"),
+    lambda masks, estimator: masks and estimator not in COMPARING,
+    "use {key}=false",
 )
 
 
-NO_ENTROPY_TARGET = Unread(
-    lambda ppo: ppo.entropy_target is None,
-    "{group}.entropy_target=null fixes {group}.entropy_coef",
-    "add {group}.entropy_target=NATS",
+SCORED = Unread(("missing_end_score",), lambda score: score is not None, "use {key}=null")
+PENALTY = needs("kl_ctl", fix="use {key}=0.1")
+CISPO_HIGH = Unread(
+    ("surrogate", "cliprange_high"),
+    lambda surrogate, high: surrogate is SurrogateName.cispo and high is not None,
+    "use {group}.cliprange_high",
+)
+FIXED_SCALE = needs("scale_reward", "reference")
+SHIFTED = needs("scale_reward_shift", "true")
+CRITIC = needs("advantage_estimator", "gae")
+VALUE_LOSS = needs("value_coef", fix="use {key}=1")
+BOTH_LAMBDAS = Unread(
+    ("lam_critic", "lam_length_alpha"),
+    lambda critic, actor: critic is not None and actor is not None,
+    "use {key}=null",
+)
+FALLING_CRITIC = Unread(
+    ("critic_lr_schedule", "lr_schedule"),
+    lambda own, common: (own or common) is LrSchedule.constant,
+    "use {key}=cosine",
+)
+OVERFLOWS = needs("hardware.dtype", "fp16", "auto")
+FALLING_RATES = Unread(
+    ("lr_schedule", "critic_lr_schedule", "critic_min_lr_ratio"),
+    lambda actor, critic, ratio: (
+        actor is LrSchedule.constant and (critic in (None, actor) or ratio is not None)
+    ),
+    "use {key}=cosine",
 )
 
 
@@ -79,51 +104,51 @@ class PpoKeys(AdamWConfig):
     """Penalty per nat of KL(policy || reference), with kl_target the initial penalty; 0: none."""
     kl_target: float | None = key(ABOVE_0)
     """KL in nats per sequence to which kl_ctl is steered; null: kl_ctl is fixed."""
-    kl_horizon: int = key(ABOVE_0)
+    kl_horizon: int = key(ABOVE_0, unread=[needs("kl_target", fix="add {key}=NATS")])
     """Horizon, in sequences, over which kl_ctl adapts to kl_target; larger: more slowly."""
-    kl_estimator: KlEstimator
+    kl_estimator: KlEstimator = key(unread=[PENALTY])
     """Estimator of the KL penalty: k1, k2, k3, or in the loss k3_ratio (docs/algorithms.md)."""
-    kl_placement: KlPlacement
+    kl_placement: KlPlacement = key(unread=[PENALTY])
     """Where the KL penalty enters: token rewards (reward: InstructGPT), the loss (loss: GRPO) or
     each token's own advantage (advantage)."""
     surrogate: SurrogateName
     """clip (PPO), gspo (a ratio per response), cispo (a clipped weight of log pi), or dppo_tv and
     dppo_kl, which mask tokens by their divergence instead of by their ratio."""
-    cliprange: float = key(FROM_0_BELOW_1)
+    cliprange: float = key(FROM_0_BELOW_1, unread=[CISPO_HIGH])
     """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]; dppo: largest divergence."""
     cliprange_high: float | None = key(ABOVE_0)
     """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange. dppo:
     largest divergence of tokens with positive advantage; null: cliprange."""
-    dual_clip: float | None = key(ABOVE_1)
+    dual_clip: float | None = key(ABOVE_1, unread=[needs("surrogate", "clip")])
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
-    cliprange_value: float | None = key(ABOVE_0)
+    cliprange_value: float | None = key(ABOVE_0, unread=[CRITIC, VALUE_LOSS])
     """Values are clipped to within this distance of the rollout's values; null: not clipped."""
     scale_reward: ScaleReward
     """Divide scores by: none; running: their deviation so far; reference: a fixed deviation."""
-    scale_reward_shift: bool
+    scale_reward_shift: bool = key(unread=[needs("scale_reward", "running", "reference")])
     """With scale_reward, also subtract the mean of the scores before the division."""
-    reference_score_mean: float | None = key(SCORE)
+    reference_score_mean: float | None = key(SCORE, unread=[FIXED_SCALE, SHIFTED])
     """Mean for scale_reward=reference; null: mean score of the first rollout."""
-    reference_score_std: float | None = key(ABOVE_0)
+    reference_score_std: float | None = key(ABOVE_0, unread=[FIXED_SCALE])
     """Standard deviation for scale_reward=reference; null: that of the first rollout's scores."""
     clip_reward_value: float | None = key(ABOVE_0)
     """Scores are clipped to [-clip_reward_value, clip_reward_value]; null: not clipped."""
     missing_end_mask: bool
     """Leave responses that never ended out of all losses (DAPO's overlong filtering); their scores
     still count where responses to a prompt are compared."""
-    missing_end_penalty: float = key(AT_LEAST_0, unread=[MASKED])
+    missing_end_penalty: float = key(AT_LEAST_0, unread=[MASKED, SCORED])
     """Penalty subtracted from the clipped score of a response that never ended."""
     missing_end_score: float | None = key(SCORE, unread=[MASKED])
     """Score of every response that never ended, without clip and penalty; null: its own score."""
     advantage_estimator: AdvantageEstimator
     """gae (the only one with a critic), rloo, grpo, dr_grpo, reinforce_pp (docs/algorithms.md)."""
-    gamma: float = key(ABOVE_0_TO_1)
+    gamma: float = key(ABOVE_0_TO_1, unread=[needs("advantage_estimator", "gae", "reinforce_pp")])
     """Discount per token."""
-    lam: float = key(FROM_0_TO_1)
+    lam: float = key(FROM_0_TO_1, unread=[CRITIC, BOTH_LAMBDAS])
     """Lambda of generalised advantage estimation."""
-    lam_critic: float | None = key(FROM_0_TO_1)
+    lam_critic: float | None = key(FROM_0_TO_1, unread=[CRITIC, VALUE_LOSS])
     """Lambda of the critic's targets (VC-PPO: 1, returns without a value); null: lam."""
-    lam_length_alpha: float | None = key(ABOVE_0)
+    lam_length_alpha: float | None = key(ABOVE_0, unread=[CRITIC])
     """The actor's lambda is 1 - 1 / (lam_length_alpha * tokens), VAPO's with 0.05; null: lam."""
     whiten_advantages: bool | None
     """Shift and scale advantages to mean 0 and deviation 1 over the whole rollout. null: only with
@@ -138,9 +163,9 @@ class PpoKeys(AdamWConfig):
     initial weight; 0: none."""
     entropy_target: float | None = key(ABOVE_0)
     """Entropy in nats per token to which entropy_coef is steered; null: entropy_coef is fixed."""
-    entropy_coef_step: float = key(ABOVE_0, unread=[NO_ENTROPY_TARGET])
+    entropy_coef_step: float = key(ABOVE_0, unread=[needs("entropy_target", fix="add {key}=NATS")])
     """Change of entropy_coef after each PPO step with entropy_target."""
-    value_coef: float = key(AT_LEAST_0)
+    value_coef: float = key(AT_LEAST_0, unread=[CRITIC])
     """Weight of the critic's loss."""
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
@@ -150,27 +175,29 @@ class PpoKeys(AdamWConfig):
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = key(ABOVE_0)
     """KL(old || new), nats per token, above which the actor's learning rate falls; null: none."""
-    align_overflow: bool
+    align_overflow: bool = key(unread=[CRITIC, OVERFLOWS])
     """Skip the optimizer step of actor and critic if the fp16 gradients of either overflow."""
     actor_dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability in the actor's updates; rollouts are always scored without dropout."""
-    critic_dropout: float = key(FROM_0_BELOW_1)
+    critic_dropout: float = key(FROM_0_BELOW_1, unread=[CRITIC])
     """Dropout probability in the critic's updates."""
     actor_lr: float = key(ABOVE_0)
     """Peak learning rate of the actor."""
-    critic_lr: float = key(ABOVE_0)
+    min_lr_ratio: float = key(FROM_0_TO_1, unread=[FALLING_RATES])
+    """Final learning rate (inverse_sqrt: lowest) as a share of the peak; unused by constant."""
+    critic_lr: float = key(ABOVE_0, unread=[CRITIC])
     """Peak learning rate of the critic."""
-    critic_lr_schedule: LrSchedule | None
+    critic_lr_schedule: LrSchedule | None = key(unread=[CRITIC])
     """Learning-rate schedule of the critic; null: lr_schedule."""
-    critic_min_lr_ratio: float | None = key(FROM_0_TO_1)
+    critic_min_lr_ratio: float | None = key(FROM_0_TO_1, unread=[CRITIC, FALLING_CRITIC])
     """Final learning rate of the critic as a share of its peak; null: min_lr_ratio."""
-    critic_warmup_steps: int | None = key(AT_LEAST_0)
+    critic_warmup_steps: int | None = key(AT_LEAST_0, unread=[CRITIC])
     """Warm-up of the critic in optimizer steps; null: warmup_steps."""
-    critic_weight_decay: float | None = key(AT_LEAST_0)
+    critic_weight_decay: float | None = key(AT_LEAST_0, unread=[CRITIC])
     """Weight decay of the critic; null: weight_decay."""
-    critic_beta1: float | None = key(FROM_0_BELOW_1)
+    critic_beta1: float | None = key(FROM_0_BELOW_1, unread=[CRITIC])
     """beta1 of the critic; null: beta1."""
-    critic_beta2: float | None = key(FROM_0_BELOW_1)
+    critic_beta2: float | None = key(FROM_0_BELOW_1, unread=[CRITIC])
     """beta2 of the critic; null: beta2."""
     eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer in each evaluation; data=synthetic has 700."""
@@ -190,11 +217,6 @@ class PpoKeys(AdamWConfig):
 def check_ppo(ppo: PpoConfig) -> None:
     """Check options of PPO that require or exclude one another."""
     estimator, compares = ppo.advantage_estimator, ppo.advantage_estimator in COMPARING
-    of_critic = {
-        "ppo.actor_freeze_steps": ppo.actor_freeze_steps or None,
-        "ppo.lam_critic": ppo.lam_critic,
-        "ppo.lam_length_alpha": ppo.lam_length_alpha,
-    }
     broken = {
         "ppo.steps=null: ppo.epochs is null too; set one, or both, as caps": (
             ppo.steps is None and ppo.epochs is None
@@ -216,22 +238,17 @@ def check_ppo(ppo: PpoConfig) -> None:
         f"0; use {ppo.rollout_batch_size // 5 + 1} or more": (
             ppo.kl_target is not None and ppo.rollout_batch_size >= 5 * ppo.kl_horizon
         ),
+        f"ppo.kl_target={ppo.kl_target}: the penalty must have an initial weight; use "
+        "ppo.kl_ctl=0.1": ppo.kl_target is not None and not ppo.kl_ctl,
         f"ppo.entropy_target={ppo.entropy_target}: the bonus must have an initial weight; use "
         "ppo.entropy_coef=0.005": ppo.entropy_target is not None and not ppo.entropy_coef,
-        **{
-            f"{key}={value}: ppo.advantage_estimator={estimator} has no critic; remove {key}, or "
-            "use ppo.advantage_estimator=gae": (
-                value is not None and estimator is not AdvantageEstimator.gae
-            )
-            for key, value in of_critic.items()
-        },
+        f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: ppo.advantage_estimator={estimator} has "
+        "no critic to train meanwhile; use 0, or ppo.advantage_estimator=gae": (
+            ppo.actor_freeze_steps > 0 and estimator is not AdvantageEstimator.gae
+        ),
         f"ppo.actor_freeze_steps={ppo.actor_freeze_steps}: the actor must learn in some of "
         f"ppo.steps={ppo.steps}; use a number below {ppo.steps}": (
             ppo.steps is not None and ppo.actor_freeze_steps >= ppo.steps
-        ),
-        f"ppo.dual_clip={ppo.dual_clip}: only ppo.surrogate=clip has a second clip; remove "
-        "ppo.dual_clip, or use ppo.surrogate=clip": (
-            ppo.dual_clip is not None and ppo.surrogate is not SurrogateName.clip
         ),
     }
     refuse_broken_rule(broken)

@@ -7,18 +7,36 @@ from typing import TYPE_CHECKING
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import When
+from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.keys import (
     ABOVE_0,
     ABOVE_0_TO_1,
     AT_LEAST_0,
     EVERY_PHASE,
     FROM_0_BELOW_1,
+    ONLY_PPO,
     AtResume,
+    Unread,
     key,
+    needs,
 )
 
 if TYPE_CHECKING:
     from rlhf.options import RolloutConfig
+
+
+MEASURES = needs("backend", "fast", "vllm_server")
+REUSE_DEPENDS = needs("reuse_logprobs", "auto")
+NO_DROPOUT = Unread(("ppo.actor_dropout",), bool, "use {key}=0")
+LIMITS_ROWS = needs("backend", "fast", "hybrid_engine")
+FAST = needs("backend", "fast")
+SHARDED = Unread(
+    ("zero.stage", "zero.auto"),
+    lambda stage, is_chosen: stage != SHARDED_WEIGHTS and not is_chosen,
+    "use {key}=3",
+)
+GPU = needs("hardware.device", "cuda", fix="use a GPU profile of hardware")
+GRAPHS = needs("cuda_graphs", "true")
 
 
 @dataclass(kw_only=True)
@@ -43,17 +61,19 @@ class RolloutKeys:
     """The end token cannot be sampled before this many tokens; 0: it can come first."""
     stop: list[str]
     """Texts that end a response, as the end token does; they stay in the response."""
-    max_rows: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
+    max_rows: int | None = key(ABOVE_0, at_resume=AtResume.rounding, unread=[LIMITS_ROWS])
     """Responses that a rank decodes at once, while others wait; null: all responses of the rank."""
-    reuse_logprobs: When
+    reuse_logprobs: When = key(affects=ONLY_PPO, unread=[MEASURES])
     """Train on the rollout's log-probs; auto: while they agree with training. backend=fast only."""
-    max_logprob_mismatch: float = key(AT_LEAST_0)
+    max_logprob_mismatch: float = key(
+        AT_LEAST_0, affects=ONLY_PPO, unread=[MEASURES, REUSE_DEPENDS, NO_DROPOUT]
+    )
     """Largest mean difference, in nats per token, at which reuse_logprobs=auto reuses log-probs."""
-    gather_weights: When
+    gather_weights: When = key(unread=[FAST, SHARDED])
     """ZeRO-3: all-gather the weights once per rollout, not layer by layer; auto: if they fit."""
-    cuda_graphs: bool
+    cuda_graphs: bool = key(unread=[FAST, GPU])
     """Run decode steps as CUDA graphs, on a GPU with backend=fast."""
-    keep_graphs: When = key(at_resume=AtResume.rounding)
+    keep_graphs: When = key(at_resume=AtResume.rounding, unread=[FAST, GPU, GRAPHS])
     """Keep CUDA graphs, and the KV cache, between rollouts; auto: if they fit beside training."""
 
 

@@ -20,8 +20,10 @@ from rlhf.config.schema.keys import (
     NO_PHASE,
     PORT,
     AtResume,
+    Unread,
     always_affects,
     key,
+    needs,
 )
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.rewards import RewardTerm
@@ -67,13 +69,18 @@ class AlarmName(StrEnum):
     blind_updates = "blind_updates"
 
 
+IN_BOTH = Unread(
+    ("alarms.stop", "alarms.mute"), lambda stop, mute: bool({*stop} & {*mute}), "name each once"
+)
+
+
 @dataclass(kw_only=True)
 class AlarmsConfig:
     """Keys for alarms; by default an alarm prints a line and writes it to alarms.jsonl."""
 
-    stop: list[AlarmName]
+    stop: list[AlarmName] = key(unread=[IN_BOTH])
     """Alarms that end the run."""
-    mute: list[AlarmName]
+    mute: list[AlarmName] = key(unread=[IN_BOTH])
     """Alarms that are not raised."""
 
 
@@ -95,19 +102,27 @@ class LauncherConfig:
     """Minutes that ranks wait for one another, including data preparation."""
 
 
+WANDB = needs("wandb", fix="add {group}=wandb")
+TRACKED = Unread(
+    ("wandb", "others"),
+    lambda wandb, others: wandb is WandbMode.disabled and not others,
+    "add {group}=wandb, mlflow or trackio",
+)
+
+
 @dataclass(kw_only=True)
 class TrackingConfig:
     """Keys for the destinations of the metrics, besides metrics.jsonl and the terminal."""
 
     wandb: WandbMode
     """Weights & Biases: disabled, online or offline."""
-    project: str
+    project: str = key(unread=[TRACKED])
     """Weights & Biases project."""
-    entity: str | None
+    entity: str | None = key(unread=[WANDB])
     """Weights & Biases team; null: your default."""
-    tags: list[str]
+    tags: list[str] = key(unread=[TRACKED])
     """Tags of the Weights & Biases run."""
-    upload: bool
+    upload: bool = key(unread=[WANDB])
     """Upload the models to Weights & Biases; false: its artifacts refer to their folders."""
     tensorboard: bool
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""

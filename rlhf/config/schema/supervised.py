@@ -26,10 +26,14 @@ from rlhf.config.schema.keys import (
     AtResume,
     Unread,
     key,
+    needs,
 )
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
+
+
+FALLING = needs("lr_schedule", "linear", "cosine", "inverse_sqrt")
 
 
 @dataclass(kw_only=True)
@@ -38,7 +42,7 @@ class AdamWConfig:
 
     lr_schedule: LrSchedule
     """Learning rate after the warm-up: constant, linear, cosine or inverse_sqrt."""
-    min_lr_ratio: float = key(FROM_0_TO_1)
+    min_lr_ratio: float = key(FROM_0_TO_1, unread=[FALLING])
     """Final learning rate (inverse_sqrt: lowest) as a share of the peak; unused by constant."""
     warmup_steps: int = key(AT_LEAST_0)
     """Optimizer steps over which the learning rate rises to its peak; 0: no warm-up."""
@@ -80,20 +84,13 @@ class ExamplesConfig(OptimizerConfig):
     """Optimizer steps between evaluations; 0: only after training, with sft also before."""
 
 
-LEARNS_PROMPTS = Unread(
-    lambda sft: sft.loss_on is LossOn.all,
-    "{group}.loss_on=all learns every token of a conversation",
-    "use {group}.loss_on=response",
-)
-
-
 @dataclass(kw_only=True)
 class SftConfig(ExamplesConfig):
     """Keys for supervised fine-tuning."""
 
     loss_on: LossOn
     """Tokens that the loss covers: response (only the responses) or all."""
-    train_on: TrainOn = key(unread=[LEARNS_PROMPTS])
+    train_on: TrainOn = key(unread=[needs("loss_on", "response")])
     """Answers of a conversation (messages) to learn: all whose weight is not 0, or the last."""
 
 
@@ -107,12 +104,10 @@ class PairsConfig(ExamplesConfig):
     """Share of training pairs whose answers are exchanged, to study wrong labels; 0: none."""
 
 
-SINGLE_RESPONSES = (
-    Unread(
-        lambda reward: reward.unpaired is not None,
-        "{group}.loss learns from single responses",
-        "add {group}.loss=end",
-    ),
+OF_PAIRS = Unread(
+    ("loss", "score_columns"),
+    lambda loss, columns: columns is None and loss in ("classification", "regression"),
+    "use {key}=end",
 )
 
 
@@ -129,7 +124,7 @@ class RewardKeys(PairsConfig):
     score_columns: list[str] | None
     """Columns with the scores of chosen and rejected responses, for loss=regression; null: learn
     single responses with a score."""
-    group_pairs: bool = key(unread=SINGLE_RESPONSES)
+    group_pairs: bool = key(unread=[OF_PAIRS])
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
     groups_path: str | None
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""

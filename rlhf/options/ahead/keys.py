@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, AtResume, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, ONLY_PPO, AtResume, Unread, key, needs
 
 SCRATCH = "sampling"  # folder in RUN_DIR/ppo for weights and responses of sampling processes
+
+UNREAD = {"rollout.max_logprob_mismatch": Unread(("lag",), bool, "use {key}=0")}
 
 
 @dataclass(kw_only=True)
 class AheadKeys:
     """Keys of the group ``rollout`` for sampling with older weights, and during training."""
 
-    lag: int = key(AT_LEAST_0)
+    lag: int = key(AT_LEAST_0, affects=ONLY_PPO)
     """PPO: sample each step with the weights of this many steps earlier; 0: the current weights."""
-    overlap: bool = key(at_resume=AtResume.rounding)
+    overlap: bool = key(affects=ONLY_PPO, at_resume=AtResume.rounding)
     """Sample in processes of its own while ranks train, which requires a lag (docs/rollouts.md)."""
-    samplers: int = key(ABOVE_0, at_resume=AtResume.rounding)
+    samplers: int = key(
+        ABOVE_0, affects=ONLY_PPO, at_resume=AtResume.rounding, unread=[needs("overlap", "true")]
+    )
     """Processes that sample if overlap=true; each needs cores, or a GPU, beside those of ranks."""

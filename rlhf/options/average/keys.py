@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.base.seams import MeasureNames
-from rlhf.config.schema.keys import FROM_0_BELOW_1, key
+from rlhf.config.schema.keys import FROM_0_BELOW_1, key, needs
 
 ON_ONE_RANK = {"zero.offload_ema": False}
 MEASURES = MeasureNames(times=["after_ema"])
@@ -23,5 +23,5 @@ class AverageKeys:
 class AverageOffloadKeys:
     """Keys of the group ``zero`` for the memory that holds the moving average."""
 
-    offload_ema: bool
+    offload_ema: bool = key(unread=[needs("ppo.ema_beta", fix="add {key}=0.992")])
     """Keep the moving average of the actor's weights in the host's memory."""

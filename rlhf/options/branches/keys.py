@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, AT_LEAST_0, NO_PHASE, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, AT_LEAST_0, NO_PHASE, key, needs
 
 
 class ValueTargets(StrEnum):
@@ -17,20 +17,10 @@ class ValueTargets(StrEnum):
 
 LOG = "critic.jsonl"  # file in the run directory with the states of all checks
 
-NO_BRANCHES = Unread(
-    lambda ppo: ppo.value_targets is ValueTargets.gae,
-    "{group}.value_targets=gae samples no branches",
-    "add {group}.value_targets=monte_carlo",
-)
-NO_LAMBDA = Unread(
-    lambda ppo: ppo.value_targets is ValueTargets.monte_carlo,
-    "{group}.value_targets=monte_carlo has no lambda",
-    "add {group}.value_targets=gae",
-)
-UNREAD = dict.fromkeys(("ppo.lam", "ppo.lam_critic", "ppo.lam_length_alpha"), NO_LAMBDA)
-NO_CHECK = Unread(
-    lambda check: check.every == 0, "{group}.every=0 checks nothing", "add {group}.every=8"
-)
+BRANCHES = needs("value_targets", "monte_carlo")
+LAMBDA = needs("value_targets", "gae")
+UNREAD = dict.fromkeys(("ppo.lam", "ppo.lam_critic", "ppo.lam_length_alpha"), LAMBDA)
+CHECKED = needs("every", fix="add {key}=8")
 
 
 @dataclass(kw_only=True)
@@ -40,11 +30,11 @@ class CriticCheckConfig:
     every: int = key(AT_LEAST_0)
     """PPO steps between checks, which sample responses from states in the middle of responses;
     0: none. 8 costs 7 % of the default run's steps."""
-    states: int = key(ABOVE_0, unread=[NO_CHECK])
+    states: int = key(ABOVE_0, unread=[CHECKED])
     """States per check, over all ranks: pairs that follow alternative steps from one state."""
-    branches: int = key(ABOVE_1, unread=[NO_CHECK])
+    branches: int = key(ABOVE_1, unread=[CHECKED])
     """Continuations sampled from each state; their mean estimates its true value."""
-    step_tokens: int = key(ABOVE_0, unread=[NO_CHECK])
+    step_tokens: int = key(ABOVE_0, unread=[CHECKED])
     """Tokens of a step, by which the two states of a pair differ."""
 
 
@@ -54,9 +44,9 @@ class BranchKeys:
 
     value_targets: ValueTargets
     """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""
-    value_branches: int = key(ABOVE_1, unread=[NO_BRANCHES])
+    value_branches: int = key(ABOVE_1, unread=[BRANCHES])
     """Continuations per step of a response with value_targets=monte_carlo."""
-    value_step_tokens: int = key(ABOVE_0, unread=[NO_BRANCHES])
+    value_step_tokens: int = key(ABOVE_0, unread=[BRANCHES])
     """Tokens of a step of a response with value_targets=monte_carlo."""
     critic_check: CriticCheckConfig = key(affects=NO_PHASE)
     """Checks of the critic against true values, which are sampled (docs/algorithms.md)."""

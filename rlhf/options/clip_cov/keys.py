@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import FROM_0_TO_1, SCORE, Unread, key
+from rlhf.config.schema.keys import FROM_0_TO_1, SCORE, key, needs
 
-OFF = Unread(
-    lambda ppo: ppo.clip_cov_ratio == 0,
-    "{group}.clip_cov_ratio=0 leaves out no tokens",
-    "add {group}.clip_cov_ratio=2e-4",
-)
+ON = needs("clip_cov_ratio", fix="add {key}=2e-4")
 
 
 @dataclass(kw_only=True)
@@ -20,7 +16,7 @@ class ClipCovKeys:
     clip_cov_ratio: float = key(FROM_0_TO_1)
     """Clip-Cov: share of tokens, but at least one, to leave out of a step's losses at random, among
     those whose log-prob and advantage have a high covariance (2e-4 in the paper); 0: none."""
-    clip_cov_low: float = key(SCORE, unread=[OFF])
+    clip_cov_low: float = key(SCORE, unread=[ON])
     """Covariance of a token above which clip_cov_ratio may leave it out."""
-    clip_cov_high: float = key(SCORE, unread=[OFF])
+    clip_cov_high: float = key(SCORE, unread=[ON])
     """Covariance of a token from which clip_cov_ratio never leaves it out."""

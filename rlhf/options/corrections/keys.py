@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, key, needs
 
 
 class RolloutCorrection(StrEnum):
@@ -24,16 +24,8 @@ class CorrectionMode(StrEnum):
     mask = "mask"
 
 
-NO_CORRECTION = Unread(
-    lambda ppo: ppo.rollout_correction is RolloutCorrection.none,
-    "{group}.rollout_correction=none weighs nothing",
-    "add {group}.rollout_correction=token, sequence or geometric",
-)
-TRUNCATING = Unread(
-    lambda ppo: ppo.rollout_correction_mode is CorrectionMode.truncate,
-    "{group}.rollout_correction_mode=truncate has only a cap",
-    "add {group}.rollout_correction_mode=mask",
-)
+CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
+UNREAD = {"rollout.max_logprob_mismatch": needs("ppo.rollout_correction", "none")}
 
 
 @dataclass(kw_only=True)
@@ -43,13 +35,15 @@ class CorrectionKeys:
     rollout_correction: RolloutCorrection
     """Weigh losses by p_start / p_sampled: of each token, or the product over the response
     (sequence), or its geometric mean over the response (geometric)."""
-    rollout_correction_mode: CorrectionMode = key(unread=[NO_CORRECTION])
+    rollout_correction_mode: CorrectionMode = key(unread=[CORRECTED])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
-    rollout_correction_cap: float = key(ABOVE_1, unread=[NO_CORRECTION])
+    rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED])
     """Largest weight of rollout_correction."""
-    rollout_correction_floor: float = key(FROM_0_BELOW_1, unread=[NO_CORRECTION, TRUNCATING])
+    rollout_correction_floor: float = key(
+        FROM_0_BELOW_1, unread=[CORRECTED, needs("rollout_correction_mode", "mask")]
+    )
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
-    rollout_correction_lr: bool = key(unread=[NO_CORRECTION])
+    rollout_correction_lr: bool = key(unread=[CORRECTED])
     """Multiply a step's learning rate of the actor by the square root of the effective sample size
     of the weights before their limits, as a share of their number (VCPO)."""
     off_policy_mask_kl: float | None = key(ABOVE_0)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, Unread, key
+from rlhf.config.schema.keys import ABOVE_0, key, needs
 
 COLUMN = "ppo.teacher_prompt_column"
-PLAIN = Unread(
-    lambda ppo: ppo.teacher_prompt_column is None,
-    "{group}.teacher_prompt_column=null names no prompt of a teacher",
-    "add {group}.teacher_prompt_column=COLUMN",
-)
 
 
 @dataclass(kw_only=True)
@@ -23,7 +18,9 @@ class DistillationKeys:
     teacher_prompt_column: str | None
     """Column of the data with the prompt that a teacher reads, such as the prompt with a hint. The
     teacher has the reference's weights; the policy and the KL penalty read the plain prompt."""
-    teacher_coef: float = key(ABOVE_0, unread=[PLAIN])
+    teacher_coef: float = key(
+        ABOVE_0, unread=[needs("teacher_prompt_column", fix="add {key}=COLUMN")]
+    )
     """Penalty per nat of KL(policy || teacher) of a token, after advantages are whitened."""
 
     @property

@@ -24,7 +24,7 @@ def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> No
     if Phase.ppo in config.phase.order and config.ppo.teacher_path is not None:
         teacher = config.ppo.teacher_path
         theirs = load_tokenizer(expand_user_path(teacher, key=KEY), key=KEY)
-        check_same_tokens(tokenizer, theirs, place=teacher, name=KEY)
+        check_same_tokens(tokenizer, theirs, place=teacher, name=KEY, way_out="")
 
 
 def find_reference(config: RunConfig, phase: Phase, _: TokenEngine) -> ModelSource | None:

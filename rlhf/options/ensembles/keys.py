@@ -8,7 +8,15 @@ from typing import Any
 
 from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, always_affects, key
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    ONLY_PPO,
+    Unread,
+    always_affects,
+    key,
+    needs,
+)
 
 OWN_SHARE = 4  # by default, 1 / OWN_SHARE of all layers are a further member's own
 
@@ -31,20 +39,8 @@ def combining_phases(config: Any) -> frozenset[Phase]:
     return frozenset({Phase.ppo, *trains})
 
 
-SINGLE = (
-    Unread(
-        lambda reward: reward.members == 1,
-        "{group}.members=1 trains a single model",
-        "add {group}.members=5",
-    ),
-)
-UNWEIGHTED = (
-    Unread(
-        lambda reward: reward.combine is not CombineName.uncertainty,
-        "{group}.combine does not weigh the variance",
-        "add {group}.combine=uncertainty",
-    ),
-)
+SEVERAL = [Unread(("members",), lambda members: members == 1, "add {key}=5")]
+WEIGHTED = [needs("combine", "uncertainty")]
 
 
 @dataclass(kw_only=True)
@@ -54,19 +50,17 @@ class EnsembleKeys:
     members: int = key(ABOVE_0, affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True)
     """Reward models of the ensemble: the first is trained whole, the others on its layers."""
     member_layers: int | None = key(
-        ABOVE_0, affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True, unread=SINGLE
+        ABOVE_0, affects=always_affects(Phase.reward, Phase.ppo), is_inherited=True, unread=SEVERAL
     )
     """Top layers that each further member has as its own; null: a quarter of all, at least one."""
-    member_epochs: float = key(ABOVE_0, unread=SINGLE)
+    member_epochs: float = key(ABOVE_0, unread=SEVERAL)
     """Passes over the pairs in which the further members learn, after those of the first."""
-    reweight_pairs: bool = key(unread=SINGLE)
+    reweight_pairs: bool = key(unread=SEVERAL)
     """Each further member draws its own weight of each pair in its loss (Bayesian bootstrap)."""
-    combine: CombineName = key(affects=combining_phases, is_inherited=False, unread=SINGLE)
+    combine: CombineName = key(affects=combining_phases, is_inherited=False, unread=SEVERAL)
     """Score of a response: mean, worst or uncertainty (mean minus variance) of the members'
     scores; warm: the score of one model with the mean of the members' weights."""
-    uncertainty_coef: float = key(
-        AT_LEAST_0, affects=always_affects(Phase.ppo), is_inherited=False, unread=UNWEIGHTED
-    )
+    uncertainty_coef: float = key(AT_LEAST_0, affects=ONLY_PPO, is_inherited=False, unread=WEIGHTED)
     """Factor of the variance over the members, for combine=uncertainty."""
 
     def num_own_layers(self, total: int) -> int:

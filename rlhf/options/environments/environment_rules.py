@@ -57,11 +57,8 @@ def check_environment(config: RunConfig) -> None:
 
 
 def _refuse_episode_keys(config: RunConfig) -> None:
-    """Check that no key of data, rewards or ppo needs an environment, since there is none."""
+    """Check that no key of data or rewards needs an environment, since there is none."""
     broken = {
-        "ppo.gae_unit=turn with environment.kind=none: a single response is one turn; use token": (
-            config.ppo.gae_unit is GaeUnit.turn
-        ),
         "rewards with kind=environment and environment.kind=none: there is no environment; choose "
         "one, such as environment=number_guessing": any(
             part.kind is RewardKind.environment for part in config.rewards.values()

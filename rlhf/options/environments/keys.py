@@ -14,9 +14,9 @@ from rlhf.config.schema.keys import (
     NO_PHASE,
     SCORE,
     SECONDS,
-    Unread,
     always_affects,
     key,
+    needs,
 )
 
 FILES = ("environment.target",)
@@ -65,11 +65,7 @@ class GaeUnit(StrEnum):
     turn = "turn"
 
 
-NO_ENVIRONMENT = Unread(
-    lambda environment: environment.kind is EnvironmentKind.none,
-    "{group}.kind=none makes no environment",
-    "choose one with environment=NAME, or remove this word",
-)
+EPISODES = needs("environment.kind", fix="choose one with environment=NAME")
 
 
 @dataclass(kw_only=True)
@@ -96,7 +92,7 @@ class FailureRewards:
 class EnvironmentConfig:
     """Settings of the environment that the policy talks to in turns (docs/environments.md)."""
 
-    kind: EnvironmentKind
+    kind: EnvironmentKind = key(unread=())
     """none, an embedded one, the adapter of a package, tools, or custom."""
     id: str | None
     """Name of the environment in its package, for gymnasium, textarena, reasoning_gym and gem."""
@@ -104,7 +100,7 @@ class EnvironmentConfig:
     """MODULE:CLASS for kind=tools and kind=custom."""
     run_code: bool
     """kind=tools and kind=custom: agree to run this class's code."""
-    options: dict[str, Any] = key(unread=[NO_ENVIRONMENT])
+    options: dict[str, Any]
     """Keyword arguments of the environment."""
     max_turns: int = key(ABOVE_0)
     """Turns of the policy in an episode; after them the episode is cut."""
@@ -135,7 +131,9 @@ class EnvironmentGroup:
     """The group ``environment`` of a run."""
 
     environment: EnvironmentConfig = key(
-        affects=always_affects(Phase.sft, Phase.ppo, Phase.dpo), is_inherited=True
+        affects=always_affects(Phase.sft, Phase.ppo, Phase.dpo),
+        is_inherited=True,
+        unread=[EPISODES],
     )
 
 
@@ -143,5 +141,5 @@ class EnvironmentGroup:
 class TurnKeys:
     """Keys of the group ``ppo`` for the advantages of episodes."""
 
-    gae_unit: GaeUnit
+    gae_unit: GaeUnit = key(unread=[EPISODES])
     """Time step of gamma and lam: token, or turn of an episode with an environment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, key
+from rlhf.config.schema.keys import ABOVE_0, key, needs
 
 ON_ONE_RANK = {"rollout.backend": "fast"}
 
@@ -31,5 +31,5 @@ class HybridEngineConfig:
 class HybridEngineKeys:
     """Keys of the group ``rollout`` for DeepSpeed's Hybrid Engine."""
 
-    hybrid_engine: HybridEngineConfig
+    hybrid_engine: HybridEngineConfig = key(unread=[needs("rollout.backend", "hybrid_engine")])
     """Options of backend=hybrid_engine."""

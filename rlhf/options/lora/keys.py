@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
     EVERY_PHASE,
     FROM_0_BELOW_1,
+    ONLY_PPO,
     Unread,
-    always_affects,
     key,
+    needs,
 )
 
 ON_ONE_RANK = {"zero.quantize_frozen_weights": False}
@@ -44,34 +44,44 @@ class LoraExport(StrEnum):
     adapter = "adapter"
 
 
-NO_ADAPTERS = [
-    Unread(lambda lora: lora.rank == 0, "lora.rank=0 trains without adapters", "add lora=default")
+ADAPTERS = [needs("rank", fix="add lora=default")]
+
+OF_CRITIC = [
+    *ADAPTERS,
+    Unread(("roles",), lambda roles: LoraRole.critic not in roles, "add critic to {key}"),
+    needs("ppo.advantage_estimator", "gae"),
 ]
+
+UNREAD = {
+    "rollout.max_logprob_mismatch": Unread(
+        ("lora.dropout", "lora.rank"), lambda dropout, rank: dropout * rank > 0, "use {key}=0"
+    )
+}
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
     """Settings of low-rank adapters (https://arxiv.org/abs/2106.09685), made with peft."""
 
-    rank: int = key(AT_LEAST_0)
+    rank: int = key(AT_LEAST_0, unread=())
     """Rank of the adapters; 0: no adapters."""
-    alpha: float = key(ABOVE_0, unread=NO_ADAPTERS)
+    alpha: float = key(ABOVE_0)
     """The output of an adapter is multiplied by alpha / rank."""
-    dropout: float = key(FROM_0_BELOW_1, unread=NO_ADAPTERS)
+    dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability of the adapters' input."""
-    target_modules: list[str] | None = key(unread=NO_ADAPTERS)
+    target_modules: list[str] | None
     """Suffixes of the names of adapted layers; null: all linear layers except the output layer."""
-    roles: list[LoraRole] = key(unread=NO_ADAPTERS)
+    roles: list[LoraRole]
     """Models that get adapters: some of sft, reward, actor (also DPO's policy), critic."""
-    train_rest: bool = key(unread=NO_ADAPTERS)
+    train_rest: bool
     """Also train weights without adapters: embeddings, norms, biases (as DeepSpeed-Chat does)."""
-    lr: float | None = key(ABOVE_0, unread=NO_ADAPTERS)
+    lr: float | None = key(ABOVE_0)
     """Peak learning rate of the adapters; null: the learning rate of the phase."""
-    critic_rank: int | None = key(ABOVE_0, affects=always_affects(Phase.ppo), unread=NO_ADAPTERS)
+    critic_rank: int | None = key(ABOVE_0, affects=ONLY_PPO, unread=OF_CRITIC)
     """Rank of the critic's adapters; null: rank."""
-    critic_lr: float | None = key(ABOVE_0, affects=always_affects(Phase.ppo), unread=NO_ADAPTERS)
+    critic_lr: float | None = key(ABOVE_0, affects=ONLY_PPO, unread=OF_CRITIC)
     """Peak learning rate of the critic's adapters; null: lr, or if that is null, ppo.critic_lr."""
-    export: LoraExport = key(unread=NO_ADAPTERS)
+    export: LoraExport
     """merged: save an ordinary model; adapter: save a peft folder that names its base model."""
 
 
@@ -79,7 +89,7 @@ class LoraConfig:
 class LoraGroup:
     """The group ``lora`` of a run."""
 
-    lora: LoraConfig = key(affects=EVERY_PHASE)
+    lora: LoraConfig = key(affects=EVERY_PHASE, unread=ADAPTERS)
 
 
 @dataclass(kw_only=True)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0_TO_1, AT_LEAST_0, Unread, key
-
-FIXED = Unread(
-    lambda ppo: ppo.reference_every == 0,
-    "{group}.reference_every=0 leaves the reference as it is",
-    "add {group}.reference_every=STEPS",
-)
+from rlhf.config.schema.keys import ABOVE_0_TO_1, AT_LEAST_0, key, needs
 
 
 @dataclass(kw_only=True)
@@ -19,5 +13,7 @@ class MovingReferenceKeys:
 
     reference_every: int = key(AT_LEAST_0)
     """PPO steps after which the reference of the KL penalty moves towards the policy; 0: never."""
-    reference_share: float = key(ABOVE_0_TO_1, unread=[FIXED])
+    reference_share: float = key(
+        ABOVE_0_TO_1, unread=[needs("reference_every", fix="add {key}=STEPS")]
+    )
     """Share of the policy's weights in the moved reference; 1: a copy of the policy."""

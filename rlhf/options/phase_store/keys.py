@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, NO_PHASE, key
+from rlhf.config.schema.keys import ABOVE_0, NO_PHASE, key, needs
 
 
 class Reuse(StrEnum):
@@ -22,7 +22,7 @@ class ReuseConfig:
 
     phases: Reuse
     """sweep: jobs of a sweep take phases from the store; always: all runs; never: none."""
-    max_gib: float = key(ABOVE_0)
+    max_gib: float = key(ABOVE_0, unread=[needs("phases", "sweep", "always")])
     """Size of the store, GiB; above it the phases used least recently are removed."""
 
 

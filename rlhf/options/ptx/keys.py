@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import Phase
-from rlhf.config.schema.keys import AT_LEAST_0, ROWS, always_affects, key
+from rlhf.config.schema.keys import AT_LEAST_0, ONLY_PPO, ROWS, Unread, key, needs
 
 FILES = ("data.ptx_path",)
+MEASURED = Unread(
+    ("ptx_coef", "data.ptx_path"),
+    lambda weight, path: not weight and path is None,
+    "add data.ptx_path=FILE",
+)
+CORPUS = needs("ptx_path", fix="add {key}=FILE")
 
 
 @dataclass(kw_only=True)
@@ -16,9 +21,9 @@ class PtxKeys:
 
     ptx_coef: float = key(AT_LEAST_0)
     """Weight of the language-model loss on data.ptx_path (InstructGPT's gamma); 0: none."""
-    ptx_batch_size: int | None = key(ROWS)
+    ptx_batch_size: int | None = key(ROWS, unread=[needs("ptx_coef", fix="add {key}=1")])
     """Blocks of the corpus per optimizer step, over all ranks; null: mini_batch_size."""
-    ptx_eval_blocks: int = key(AT_LEAST_0)
+    ptx_eval_blocks: int = key(AT_LEAST_0, unread=[MEASURED])
     """Maximum held-out blocks of data.ptx_path to measure perplexity on; 0: do not measure it."""
 
 
@@ -26,9 +31,9 @@ class PtxKeys:
 class PtxDataKeys:
     """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
-    ptx_path: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
+    ptx_path: str | None = key(affects=ONLY_PPO, is_inherited=False)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
-    ptx_subset: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
+    ptx_subset: str | None = key(affects=ONLY_PPO, is_inherited=False, unread=[CORPUS])
     """Configuration name of ptx_path on the hub; null: the dataset's default."""
-    ptx_column: str = key(affects=always_affects(Phase.ppo), is_inherited=False)
+    ptx_column: str = key(affects=ONLY_PPO, is_inherited=False, unread=[CORPUS])
     """Column of ptx_path that holds the text."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, key, needs
+
+SHARED = needs("shared_trunk", "true")
+SEPARATE = needs("shared_trunk", "false")
+OF_CRITIC = ("lr", "lr_schedule", "min_lr_ratio", "warmup_steps", "weight_decay", "beta1", "beta2")
+UNREAD = {f"ppo.critic_{name}": SEPARATE for name in (*OF_CRITIC, "dropout")}
+UNREAD["ppo.align_overflow"] = SEPARATE
 
 
 @dataclass(kw_only=True)
@@ -13,7 +19,7 @@ class TrunkKeys:
 
     shared_trunk: bool
     """Let critic and reference share the actor's lower layers (trlx's hydra model)."""
-    num_layers_unfrozen: int | None = key(ABOVE_0)
+    num_layers_unfrozen: int | None = key(ABOVE_0, unread=[SHARED])
     """Top layers that a shared trunk trains; the reference is a frozen copy. null: not shared."""
-    num_value_layers: int = key(AT_LEAST_0)
+    num_value_layers: int = key(AT_LEAST_0, unread=[SHARED])
     """Top layers that the critic of a shared trunk does not share; 0: only its value head."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import ConfigError, refuse_broken_rule
+from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import AdvantageEstimator, Phase
 from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import PpoConfig
 
 
 def check(config: RunConfig) -> None:
@@ -14,10 +13,7 @@ def check(config: RunConfig) -> None:
     ppo = config.ppo
     if ppo.shared_trunk:
         refuse_compile(config, "ppo.shared_trunk=true, which copies layers")
-    if Phase.ppo not in config.phase.order:
-        return
-    if not ppo.shared_trunk:
-        _refuse_layer_counts(ppo)
+    if Phase.ppo not in config.phase.order or not ppo.shared_trunk:
         return
     broken = {
         f"ppo.shared_trunk=true: ppo.advantage_estimator={ppo.advantage_estimator} has no critic; "
@@ -32,13 +28,3 @@ def check(config: RunConfig) -> None:
         ),
     }
     refuse_broken_rule(broken)
-
-
-def _refuse_layer_counts(ppo: PpoConfig) -> None:
-    """Raise ConfigError if a key sets a number of layers, which only a shared trunk reads."""
-    for key in ("num_layers_unfrozen", "num_value_layers"):
-        if value := getattr(ppo, key):
-            raise ConfigError(
-                f"ppo.{key}={value}: requires ppo.shared_trunk=true; "
-                f"add ppo.shared_trunk=true, or remove ppo.{key}"
-            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import NO_PHASE, SECONDS, key
+from rlhf.config.schema.keys import NO_PHASE, SECONDS, key, needs
 
 ON_ONE_RANK = {"rollout.backend": "fast"}
 
@@ -25,5 +25,5 @@ class ServerConfig:
 class ServerKeys:
     """Keys of the group ``rollout`` for the vLLM server."""
 
-    server: ServerConfig = key(affects=NO_PHASE)
+    server: ServerConfig = key(affects=NO_PHASE, unread=[needs("rollout.backend", "vllm_server")])
     """Options of backend=vllm_server."""

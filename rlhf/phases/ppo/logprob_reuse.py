@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Maximum, Mean, Metrics
@@ -29,14 +29,24 @@ class LogprobReuse:
 
     With reuse_logprobs=auto an option may decide (``PpoHook.logprob_reuse_mode_for_auto``).
     Otherwise log-probabilities are reused as long as the last measured mismatch, over all ranks,
-    is small enough. Under dropout, auto never reuses them: training could not measure a mismatch.
+    is small enough. With dropout in ``actor``, auto never reuses them: training could not measure
+    a mismatch.
     """
 
     def __init__(
-        self, config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook] = ()
+        self,
+        config: RolloutConfig,
+        ppo: PpoConfig,
+        hooks: Sequence[PpoHook] = (),
+        actor: nn.Module | None = None,
     ) -> None:
         self._config = config
-        self._mode = _resolve_reuse_mode(config, ppo, hooks)
+        layers = () if actor is None else actor.modules()
+        # Dropout of attention has no layer; adapters' dropout has, and no key of ppo.
+        self._drops = ppo.actor_dropout > 0 or any(
+            isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers
+        )
+        self._mode = self._resolve_mode(hooks)
         self._is_comparable = not any(hook.samples_older_policy for hook in hooks)
         self.mismatch: float | None = None  # None: not measured yet
 
@@ -57,9 +67,11 @@ class LogprobReuse:
     def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
         """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        It cannot after an earlier update on the rollout, or if an older policy sampled the rollout.
+        It cannot after an earlier update on the rollout, under dropout, or if an older policy
+        sampled the rollout.
         """
-        return rollout.reuses_logprobs and not updates and self._is_comparable
+        is_measured = rollout.reuses_logprobs and not updates and not self._drops
+        return is_measured and self._is_comparable
 
     def mismatch_metrics(self, rollout: Rollout) -> Metrics:
         """Return metrics of the mismatch between the backend's and recomputed log-probabilities.
@@ -75,15 +87,14 @@ class LogprobReuse:
         """Store the mismatch that the metrics of a step contain, if it was measured."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
-
-def _resolve_reuse_mode(config: RolloutConfig, ppo: PpoConfig, hooks: Sequence[PpoHook]) -> When:
-    """Return the mode; auto remains only if the measured mismatch decides about reuse."""
-    if config.reuse_logprobs is not When.auto:
-        return config.reuse_logprobs
-    for hook in reversed(hooks):
-        if hook.logprob_reuse_mode_for_auto is not None:
-            return hook.logprob_reuse_mode_for_auto
-    return When.never if ppo.actor_dropout else When.auto
+    def _resolve_mode(self, hooks: Sequence[PpoHook]) -> When:
+        """Return the mode; auto remains only if the measured mismatch decides about reuse."""
+        if self._config.reuse_logprobs is not When.auto:
+            return self._config.reuse_logprobs
+        for hook in reversed(hooks):
+            if hook.logprob_reuse_mode_for_auto is not None:
+                return hook.logprob_reuse_mode_for_auto
+        return When.never if self._drops else When.auto
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:

@@ -175,7 +175,8 @@ class PPOTrainer:
         self.steps_done = 0
         self.updates_done = 0
         self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards, self.hooks)
-        self._reuse = LogprobReuse(engine.config.rollout, config, self.hooks)
+        actor = engine.actor.module
+        self._reuse = LogprobReuse(engine.config.rollout, config, self.hooks, actor)
         self._score_average: float | None = None
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:

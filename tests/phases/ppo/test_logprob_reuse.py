@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Mean, Metrics
@@ -13,6 +14,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.choices import When
 from rlhf.config.freeze import to_run_config
+from rlhf.models.build import build_actor
 from rlhf.options import Backend
 from rlhf.options.corrections.keys import RolloutCorrection
 from rlhf.phases.ppo.hooks import build_hooks
@@ -133,6 +135,24 @@ def test_auto_stops_reusing_what_has_gone_wrong(compose: Compose) -> None:
     told = steps(trainer, 3)
     assert [reused for reused, _ in told] == [True, False, False]
     assert [value for _, value in told] == pytest.approx([0.3] * 3, abs=1e-5)
+
+
+@pytest.mark.parametrize(("mode", "reuses"), [("auto", False), ("always", True)])
+def test_no_mismatch_is_measured_under_the_dropout_of_adapters(
+    mode: str, compose: Compose, monkeypatch: pytest.MonkeyPatch, *, reuses: bool
+) -> None:
+    """The actor's layers have it, and no key of ppo: its noise would be taken for a mismatch."""
+    monkeypatch.setattr("tests.phases.ppo.ppo_pieces.build_actor", actor_with_dropout)
+    told = steps(trainer_of(compose, mode, "ppo.ppo_epochs=1"), 2)
+    assert [reused for reused, _ in told] == [reuses] * 2
+    expected = [None] * 2 if reuses else pytest.approx([ERROR] * 2, abs=1e-5)
+    assert [value for _, value in told] == expected
+
+
+def actor_with_dropout(*arguments: Any, **options: Any) -> Any:
+    model = build_actor(*arguments, **options)
+    model.model.layers[0].self_attn.q_proj.lora_dropout = nn.Dropout(0.1)
+    return model
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf.base.metrics import Metrics
 from rlhf.base.ranks import Ranks
@@ -34,6 +34,7 @@ class Engine:
     """Writes down the losses that it is given."""
 
     lr_scale = 1.0
+    module = nn.Module()  # without dropout
 
     def __init__(self) -> None:
         self.losses: list[float] = []
