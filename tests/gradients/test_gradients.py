@@ -36,7 +36,7 @@ EXACT = 1e-10
 def flipped_loss(inputs: Any, config: Any, total: Any, /) -> Any:
     """PPO's loss with the wrong sign."""
     flipped = inputs._replace(advantages_BT=-inputs.advantages_BT)
-    return policy_loss(*flipped, cliprange=config.cliprange, total=total), {}
+    return policy_loss(*flipped[:4], cliprange=config.cliprange, total=total), {}
 
 
 class PaidForKl(TargetMaker):

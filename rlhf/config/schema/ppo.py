@@ -145,7 +145,7 @@ class PpoKeys(AdamWConfig):
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = key(ABOVE_0)
-    """KL(old || new), nats per token, above which a rollout's updates stop early; null: none."""
+    """KL(sampler || new), nats per token, above which a rollout's updates stop early; null: none."""
     stop_run_kl: float | None = key(ABOVE_0)
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = key(ABOVE_0)

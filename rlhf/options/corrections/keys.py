@@ -53,5 +53,5 @@ class CorrectionKeys:
     """Multiply a step's learning rate of the actor by the square root of the effective sample size
     of the weights before their limits, as a share of their number (VCPO)."""
     off_policy_mask_kl: float | None = key(ABOVE_0)
-    """KL(old || new) of a response, nats per token, above which its tokens with negative advantage
+    """KL(sampler || new) of a response, nats per token, above which its tokens with negative advantage
     are masked (DeepSeek-V3.2); null: none."""
