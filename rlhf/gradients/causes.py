@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
+from rlhf.config.schema.keys import Limit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
@@ -106,12 +107,6 @@ CAUSES = (
         {"missing_end_mask": False},
     ),
     Cause(
-        "clip_cov_ratio",
-        "tokens with a high covariance are left out",
-        lambda ppo: ppo.clip_cov_ratio > 0,
-        {"clip_cov_ratio": 0.0},
-    ),
-    Cause(
         "whiten_rewards",
         "a token earns a share of the mean reward",
         lambda ppo: ppo.whiten_rewards,
@@ -125,7 +120,11 @@ CAUSES = (
         {"entropy_coef": 0.0},
     ),
 )
-NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None, "clip_cov_ratio": 0.0}
+LIMITS: Mapping[str, Limit] = {
+    each.name: each.metadata["limit"] for each in fields(PpoConfig) if "limit" in each.metadata
+}
+NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
+OWN_CODE = "your own code"
 
 
 class GradientFinding(NamedTuple):
@@ -185,13 +184,18 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
     fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # age is no sign error
-    wrong = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
+    against = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
+    reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in against}
+    wrong = [n for n in against if not reasons[n] or reasons[n][-1].endswith(OWN_CODE)]
     verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
     verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)
+    for name in (name for name in against if not wrong):
+        keys = " and ".join(reason.partition(": ")[0] for reason in reasons[name])
+        text += f" On this task the gradient of {WORDS[name]} even points the wrong way: {keys}."
     if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
-        free = compare(method.with_keys(**NO_CLIP), task, updates["last"]).bias
-        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without clips "
+        free = compare(method.with_keys(**NO_LIMITS), task, updates["last"]).bias
+        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without limits "
         text += f"{free:.2g}."
     return GradientFinding(compared, causes, verdict, text)
 
@@ -199,24 +203,38 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
 def find_causes(
     method: Method, task: TinyTask, policies: Policies, bias: float
 ) -> dict[str, float]:
-    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left."""
+    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left.
+
+    Limits come first: without the age of the policy that sampled, no limit would be reached.
+    """
     found: dict[str, float] = {}
     while bias > EXACT:
-        biases = {
-            name: (compare(other, task, with_policies).bias, other, with_policies)
-            for name, (other, with_policies) in _variants(method, policies).items()
-        }
-        name = min(biases, key=lambda each: biases[each][0], default="")
-        if not name or biases[name][0] > (1 - LEAST_SHARE) * bias:
+        for variants in _variants(method, policies):
+            biases = {
+                name: (compare(other, task, with_policies).bias, other, with_policies)
+                for name, (other, with_policies) in variants.items()
+            }
+            name = min(biases, key=lambda each: biases[each][0], default="")
+            if name and biases[name][0] <= (1 - LEAST_SHARE) * bias:
+                break
+        else:
             break
         bias, method, policies = biases[name]
         found[name] = bias
     return found
 
 
-def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Policies]]:
-    """Return the method without each of its reasons for a bias, by the reason."""
+def _variants(method: Method, policies: Policies) -> Iterator[dict[str, tuple[Method, Policies]]]:
+    """Yield the method without each of its limits, then without each other reason for a bias."""
     ppo = method.config.ppo
+    yield {
+        f"ppo.{name}={getattr(ppo, name)}: {limit.effect}": (
+            method.with_keys(**{name: limit.off}),
+            policies,
+        )
+        for name, limit in LIMITS.items()
+        if getattr(ppo, name) not in (None, limit.off)
+    }
     found: dict[str, tuple[Method, Policies]] = {}
     for cause in CAUSES:
         if cause.holds(ppo):
@@ -227,8 +245,8 @@ def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Pol
         found[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
     if own := own_names(method):
         plain = replace(method, maker=TargetMaker, surrogate=None, hook=None)
-        found[f"{' and '.join(own)}, your own code"] = (plain, policies)
-    return found
+        found[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
+    yield found
 
 
 def own_names(method: Method) -> list[str]:

@@ -84,6 +84,13 @@ class Unread(NamedTuple):
     way_out: str
 
 
+class Limit(NamedTuple):
+    """A limit on the tokens, or weights, that a loss learns from, which biases its gradient."""
+
+    off: Any  # the value without a limit
+    effect: str
+
+
 def key(
     bound: Bound | None = None,
     *,
@@ -92,6 +99,7 @@ def key(
     at_resume: AtResume | None = None,
     is_inherited: bool | None = None,
     unread: Sequence[Unread] = (),
+    limit: Limit | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
@@ -101,6 +109,7 @@ def key(
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect.
+        limit: what the key limits in a loss, for ``rlhf.gradients``.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -110,6 +119,7 @@ def key(
         "at_resume": at_resume,
         "is_inherited": is_inherited,
         "unread": tuple(unread) or None,
+        "limit": limit,
     }
     return field(
         default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}

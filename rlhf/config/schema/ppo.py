@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from rlhf.config.schema.keys import (
     ROWS,
     SCORE,
     AtResume,
+    Limit,
     Unread,
     key,
 )
@@ -48,6 +50,9 @@ MASKED = Unread(
     "{group}.missing_end_mask=true masks such responses",
     "remove one of the two, or compare responses with {group}.advantage_estimator=grpo",
 )
+
+
+CLIP = Limit(math.inf, "tokens that have moved far are left out")
 
 
 NO_ENTROPY_TARGET = Unread(
@@ -89,12 +94,12 @@ class PpoKeys(AdamWConfig):
     surrogate: SurrogateName
     """clip (PPO), gspo (a ratio per response), cispo (a clipped weight of log pi), or dppo_tv and
     dppo_kl, which mask tokens by their divergence instead of by their ratio."""
-    cliprange: float = key(FROM_0_BELOW_1)
+    cliprange: float = key(FROM_0_BELOW_1, limit=CLIP)
     """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]; dppo: largest divergence."""
-    cliprange_high: float | None = key(ABOVE_0)
+    cliprange_high: float | None = key(ABOVE_0, limit=CLIP)
     """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange. dppo:
     largest divergence of tokens with positive advantage; null: cliprange."""
-    dual_clip: float | None = key(ABOVE_1)
+    dual_clip: float | None = key(ABOVE_1, limit=Limit(None, "losses of bad tokens are bounded"))
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
     cliprange_value: float | None = key(ABOVE_0)
     """Values are clipped to within this distance of the rollout's values; null: not clipped."""
@@ -145,7 +150,7 @@ class PpoKeys(AdamWConfig):
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = key(ABOVE_0)
-    """KL(sampler || new), nats per token, above which a rollout's updates stop early; null: none."""
+    """KL(sampler || new), nats per token, above which a rollout's updates end early; null: none."""
     stop_run_kl: float | None = key(ABOVE_0)
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = key(ABOVE_0)
