@@ -167,11 +167,10 @@ def dppo_loss(
     ``sampled_logprobs_BT`` the old policy sampled.
     """
     sampled_BT = old_logprobs_BT if sampled_logprobs_BT is None else sampled_logprobs_BT
-    moved_BT = log_ratio(logprobs_BT.detach(), sampled_BT, keep_BT)
     # Below 0, so that 1 - p is not 0; masked cells become 0, as in the log-ratio.
     sides = (sampled_BT, logprobs_BT.detach())
     old_BT, new_BT = (side_BT.masked_fill(~keep_BT, 0.0).clamp(max=-1e-7) for side_BT in sides)
-    divergence_BT = (new_BT.exp() - old_BT.exp()).abs()
+    moved_BT, divergence_BT = new_BT - old_BT, (new_BT.exp() - old_BT.exp()).abs()
     if divergence == "kl":
         old_others_BT, others_BT = -old_BT.expm1(), -new_BT.expm1()
         of_others_BT = old_others_BT * (old_others_BT / others_BT).log()

@@ -113,10 +113,7 @@ def bootstrap_interval(values: Sequence[float]) -> list[float]:
 
 
 def share_interval(shares: Sequence[float]) -> list[float]:
-    """Return Wilson's 95 % interval of the mean of ``shares`` from 0 to 1, one per prompt.
-
-    If they are not all 0 or 1, the interval is wider than necessary.
-    """
+    """Return Wilson's 95 % interval of the mean of shares (0 to 1), one share per prompt."""
     return list(wilson_interval(sum(shares), len(shares)))
 
 

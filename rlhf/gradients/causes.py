@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
-from rlhf.config.schema.keys import Limit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
@@ -69,7 +69,18 @@ def _penalises_in(*places: KlPlacement) -> Callable[[PpoConfig], bool]:
     return lambda ppo: ppo.kl_ctl > 0 and ppo.kl_placement in places
 
 
+def _limits(name: str, ppo: PpoConfig) -> bool:
+    return getattr(ppo, name) not in (None, NO_LIMITS[name])
+
+
+LIMITS = {each.name: each.metadata.get("limit") for each in fields(PpoConfig)}
+NO_LIMITS = {name: limit.off for name, limit in LIMITS.items() if limit}
+OWN_CODE = "your own code"
 CAUSES = (
+    *(
+        Cause(name, LIMITS[name].effect, partial(_limits, name), {name: off})
+        for name, off in NO_LIMITS.items()
+    ),
     Cause(
         "kl_estimator",
         "in the loss its gradient is that of KL(reference || policy)",
@@ -120,11 +131,6 @@ CAUSES = (
         {"entropy_coef": 0.0},
     ),
 )
-LIMITS: Mapping[str, Limit] = {
-    each.name: each.metadata["limit"] for each in fields(PpoConfig) if "limit" in each.metadata
-}
-NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
-OWN_CODE = "your own code"
 
 
 class GradientFinding(NamedTuple):
@@ -186,7 +192,7 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
     fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # age is no sign error
     against = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
     reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in against}
-    wrong = [n for n in against if not reasons[n] or reasons[n][-1].endswith(OWN_CODE)]
+    wrong = [n for n in against if not reasons[n] or any(OWN_CODE in each for each in reasons[n])]
     verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
     verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)
@@ -205,36 +211,26 @@ def find_causes(
 ) -> dict[str, float]:
     """Return the reasons for ``bias``: those whose removal leaves least first, and what is left.
 
-    Limits come first: without the age of the policy that sampled, no limit would be reached.
+    The age of the policy that sampled comes last: without it no limit would be reached.
     """
     found: dict[str, float] = {}
     while bias > EXACT:
-        for variants in _variants(method, policies):
-            biases = {
-                name: (compare(other, task, with_policies).bias, other, with_policies)
-                for name, (other, with_policies) in variants.items()
-            }
-            name = min(biases, key=lambda each: biases[each][0], default="")
-            if name and biases[name][0] <= (1 - LEAST_SHARE) * bias:
-                break
-        else:
+        biases = {
+            name: (other is method, compare(other, task, with_policies).bias, other, with_policies)
+            for name, (other, with_policies) in _variants(method, policies).items()
+        }
+        large = [name for name, each in biases.items() if each[1] <= (1 - LEAST_SHARE) * bias]
+        if not large:
             break
-        bias, method, policies = biases[name]
+        name = min(large, key=lambda each: biases[each][:2])
+        _, bias, method, policies = biases[name]
         found[name] = bias
     return found
 
 
-def _variants(method: Method, policies: Policies) -> Iterator[dict[str, tuple[Method, Policies]]]:
-    """Yield the method without each of its limits, then without each other reason for a bias."""
+def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Policies]]:
+    """Return the method without each of its reasons for a bias, by the reason."""
     ppo = method.config.ppo
-    yield {
-        f"ppo.{name}={getattr(ppo, name)}: {limit.effect}": (
-            method.with_keys(**{name: limit.off}),
-            policies,
-        )
-        for name, limit in LIMITS.items()
-        if getattr(ppo, name) not in (None, limit.off)
-    }
     found: dict[str, tuple[Method, Policies]] = {}
     for cause in CAUSES:
         if cause.holds(ppo):
@@ -246,7 +242,7 @@ def _variants(method: Method, policies: Policies) -> Iterator[dict[str, tuple[Me
     if own := own_names(method):
         plain = replace(method, maker=TargetMaker, surrogate=None, hook=None)
         found[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
-    yield found
+    return found
 
 
 def own_names(method: Method) -> list[str]:
