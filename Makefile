@@ -39,8 +39,8 @@ types: $(PINS)
 every-test: $(STAMP)
 	$(PYTEST) -m "not soak"
 
-# A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
-# at every file, the hashes of the weights of a run that samples beside training, hundreds of
+# A hundred SIGKILLs at random moments, every kind of run stopped in every phase, 150 random pairs of
+# settings stopped and resumed, a drive that fails at every file, the hashes of the weights of a run that samples beside training, hundreds of
 # hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of
 # settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100
 # cheats that runs verify must find, 30 honest runs that it must not accuse; all tests marked soak.
@@ -54,6 +54,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.soak_drives
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m tests.soak_matrix
+	$(BIN)/python -m tests.crossings
 	$(BIN)/python -m tests.soak_verify
 	$(BIN)/python -m tests.exact_ahead
 	$(BIN)/python -m tests.pretend_cuda --machine 2xa100 -m rlhf.gpu_check "$$(mktemp -d)" --size tiny

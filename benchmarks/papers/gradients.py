@@ -26,7 +26,7 @@ from papers.pooled import pooled
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.causes import NO_CLIP, GradientMatch, policies_of_updates, split_objective
+from rlhf.gradients.causes import NO_LIMITS, GradientMatch, policies_of_updates, split_objective
 from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits, enumerate_groups
 from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
@@ -98,7 +98,7 @@ BLOCKS: Mapping[str, tuple[str, tuple[Row, ...]]] = {
         " clip removes the gradient of the tokens that have moved most.",
         (
             *(Row(name, {"surrogate": name}) for name in SurrogateName),
-            Row("clip, without clips", NO_CLIP),
+            Row("clip, without clips", NO_LIMITS),
             Row("clip-higher 0.28", {"cliprange_high": 0.28}),
         ),
     ),

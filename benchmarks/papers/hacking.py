@@ -321,9 +321,12 @@ RESULT = PaperResult(
     "judges, each with a bias of that strength for token, length or format from the first step on, "
     "against each of these biases alone.",
     note="Seven of ten seeds. The recipe was chosen with seed 101. A run that only learns more "
-    "slowly than the healthy one has diverged too. Effective sample size and pessimism were "
-    "added after two seeds, and before either was computed. The alarms critic_useless and "
-    "duplicates have had stricter rules since.",
+    "slowly than the healthy one has diverged too. The criterion was edited twice on 28 November "
+    "2026: fourteen runs of seed 1 were published at 14:11 (fdf9b48a), disagreement was added at "
+    "16:14 (dc4895b9), effective sample size and pessimism at 19:01 (353f7e2a), after two seeds, "
+    "before either was computed; all figures are measured anew from there, and the outcome depends "
+    "on none of the three. Effective sample size fires in every healthy run, so that its hits "
+    "detect nothing. The alarms critic_useless and duplicates have had stricter rules since.",
     seeds=tuple(range(1, 11)),
     minutes=14,
     measure=measure,

@@ -39,6 +39,7 @@ TAIL = """## Other by default
 
 - TRL and AgileRL multiply k3 in the loss by the differentiable ratio of policy and sampler unless
   `use_bias_correction_kl=False`. Here `ppo.kl_estimator` is `k3_ratio` or `k3`.
+- verl cuts the ratio of DPPO off at `clip_ratio_c`, which is 3 if it is not set; here it is 20.
 
 ## Not compared
 

@@ -19,13 +19,13 @@ make papers ONLY=kl_gradients    # one row, measured again; QUICK=1 shows the co
 ```
 
 `make papers` measures all rows. Each is a module of `benchmarks/papers/`, with the paper's claim
-and a criterion that was committed before the first run, but for four rows whose *Note* says so,
-and is not edited after it; a failed criterion stays in the table, and a wrong one has a second one
-beside it. *Cannot be told* means that the intervals are too wide for either answer. Each row with
-seeds of training is one look at 5 %, and the page has {looks} rows: of as many claims without any
-effect one in forty would pass by chance and one in forty fail. Models, tasks and budgets are far
-smaller than the papers': a failed row says that the claim does not hold here, not that it is wrong
-there.
+and a criterion that was committed before the first run and is not edited after it, but for five
+rows whose *Note* says what came first; a failed criterion stays in the table, and a wrong one
+has a second one beside it. *Cannot be told* means that the intervals are too wide for either
+answer. Each row with seeds of training is one look at 5 %, and the page has {looks} rows: of as
+many claims without any effect one in forty would pass by chance and one in forty fail. Models,
+tasks and budgets are far smaller than the papers': a failed row says that the claim does not
+hold here, not that it is wrong there.
 
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 from torch import Tensor
@@ -39,7 +40,7 @@ from rlhf.algorithms.advantages import (
     reinforce_pp_advantages,
     rloo_advantages,
 )
-from rlhf.algorithms.ppo import cispo_loss, gspo_loss
+from rlhf.algorithms.ppo import cispo_loss, dppo_loss, gspo_loss
 from rlhf.config.schema.ppo import LossAggregation
 
 CORE = "verl/trainer/ppo/core_algos.py"
@@ -68,6 +69,7 @@ def pairs(wheels: Wheels) -> list[Pair]:
         "verl",
         CORE,
         "agg_loss compute_policy_loss_vanilla compute_policy_loss_gspo compute_policy_loss_cispo"
+        " compute_policy_loss_dppo_tv compute_policy_loss_dppo_kl"
         " compute_value_loss kl_penalty kl_penalty_forward compute_gae_advantage_return"
         " compute_grpo_outcome_advantage compute_rloo_outcome_advantage"
         " compute_reinforce_plus_plus_outcome_advantage",
@@ -148,7 +150,29 @@ def _policy(core: SimpleNamespace) -> list[Pair]:
                 our_policy(x, cispo_loss, cliprange_high=HIGH),
             ),
         ),
+        *(
+            Pair(
+                f"DPPO, {name}",
+                f"{CORE}: compute_policy_loss_{name}, clip_ratio_c=20",
+                "dppo_loss",
+                lambda x, name=name, loss=loss: Sides(
+                    theirs(_with_rare_tokens(x), name, clip_ratio_c=20.0),
+                    our_policy(_with_rare_tokens(x), loss),
+                ),
+            )
+            for name, loss in {
+                "dppo_tv": partial(dppo_loss, divergence="tv", limits=(LOW, HIGH)),
+                "dppo_kl": partial(dppo_loss, divergence="kl", limits=(LOW, HIGH)),
+            }.items()
+        ),
     ]
+
+
+def _with_rare_tokens(inputs: Inputs) -> Inputs:
+    """Return log-probs below 0; the first token of half of the rows became e^7 times as likely."""
+    old_BT, new_BT = (-each_BT.abs() - 0.01 for each_BT in (inputs.old_BT, inputs.logprobs_BT))
+    old_BT[::2, 0], new_BT[::2, 0] = -14.0, -7.0
+    return inputs._replace(old_BT=old_BT, logprobs_BT=new_BT)
 
 
 def _others(core: SimpleNamespace, masked: SimpleNamespace) -> list[Pair]:

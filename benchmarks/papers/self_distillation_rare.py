@@ -21,7 +21,9 @@ RESULT = replace(
     "Failed: it lies below.",
     note="Committed after the first seed of 8 letters, where GRPO needed no more responses. After "
     "12 steps the seeds have 0.96 to 0.99 with the teacher, and 0.74 to 0.98 with GRPO. Without "
-    "either the only reward is for ending, and the letters get worse.",
+    "either the only reward is for ending, and the letters get worse. A share of 0.95 is reached "
+    "after 8, 8 and 12 steps with the teacher, and after 8, 8 and 16 with GRPO, evaluated every "
+    f"{self_distillation.EARLY} steps. " + self_distillation.REBASED,
     minutes=7,
     measure=measure,
 )

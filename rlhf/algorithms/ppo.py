@@ -20,6 +20,7 @@ from rlhf.base.metrics import Maximum, Mean
 # In nats. exp(20) = 5e8 is far beyond any clip range. Above 88.7 nats a ratio in fp32 is infinite,
 # and the clip multiplies its infinite gradient by 0, which gives NaN.
 MAX_LOG_RATIO = 20.0
+MAX_DPPO_RATIO = 20.0  # as in verl (clip_ratio_c); https://arxiv.org/abs/2602.04879 section 5.4
 
 
 class PolicyLoss(NamedTuple):
@@ -147,37 +148,41 @@ def dppo_loss(
     old_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     keep_BT: Tensor,
+    sampled_logprobs_BT: Tensor | None = None,
     *,
     divergence: Literal["tv", "kl"],
-    limit: float,
-    limit_high: float | None = None,
+    limits: tuple[float, float],
     total: Callable[[Tensor, Tensor], Tensor] = masked_sum,
 ) -> PolicyLoss:
     """Compute DPPO's loss, https://arxiv.org/abs/2602.04879, with its binary divergences.
 
-        loss = 0 if D > limit and the ratio has moved in the direction of A, otherwise -A * ratio
-        tv   D = |p - p_old|
-        kl   D = p_old * log(p_old / p) + (1 - p_old) * log((1 - p_old) / (1 - p))
+        loss = 0 if D > limit and p has moved in the direction of A,
+               otherwise -sg(min(ratio, MAX_DPPO_RATIO)) * A * log pi     sg: without gradient
+        tv   D = |p - p_sampled|
+        kl   D = p_sampled * log(p_sampled / p) + (1 - p_sampled) * log((1 - p_sampled) / (1 - p))
 
-    p and p_old are the token's probabilities: D compares the token with all others together (eq.
-    13 and 14). ``limit_high`` replaces ``limit`` where A > 0. Unlike a ratio, D is small for a rare
-    token whose probability has doubled, and large for a frequent token that loses a fifth.
+    p and p_sampled are the token's probabilities: D compares the token with all others together
+    (eq. 13 and 14). ``limits`` are for A < 0 and A > 0. Unlike a ratio, D is small for a rare token
+    whose probability has doubled, and large for a frequent token that loses a fifth. Without
+    ``sampled_logprobs_BT`` the old policy sampled.
     """
-    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    sampled_BT = old_logprobs_BT if sampled_logprobs_BT is None else sampled_logprobs_BT
     # Below 0, so that 1 - p is not 0; masked cells become 0, as in the log-ratio.
-    sides = (old_logprobs_BT, logprobs_BT.detach())
+    sides = (sampled_BT, logprobs_BT.detach())
     old_BT, new_BT = (side_BT.masked_fill(~keep_BT, 0.0).clamp(max=-1e-7) for side_BT in sides)
-    if divergence == "tv":
-        divergence_BT = (new_BT.exp() - old_BT.exp()).abs()
-    else:
+    moved_BT, divergence_BT = new_BT - old_BT, (new_BT.exp() - old_BT.exp()).abs()
+    if divergence == "kl":
         old_others_BT, others_BT = -old_BT.expm1(), -new_BT.expm1()
         of_others_BT = old_others_BT * (old_others_BT / others_BT).log()
-        divergence_BT = of_others_BT - old_BT.exp() * log_ratio_BT.detach()
-    high = limit if limit_high is None else limit_high
-    is_beyond_BT = (divergence_BT > high).where(advantages_BT > 0, divergence_BT > limit)
-    masked_BT = is_beyond_BT & (log_ratio_BT * advantages_BT > 0)
-    loss_BT = -advantages_BT * log_ratio_BT.exp().masked_fill(masked_BT, 0.0)
-    return limited_loss(loss_BT, log_ratio_BT, masked_BT, keep_BT, total)
+        divergence_BT = of_others_BT - old_BT.exp() * moved_BT
+    low, high = limits
+    is_beyond_BT = (divergence_BT > high).where(advantages_BT > 0, divergence_BT > low)
+    log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)
+    ratio_BT = log_ratio_BT.detach().exp()
+    masked_BT = is_beyond_BT & (moved_BT * advantages_BT > 0)
+    weights_BT = ratio_BT.clamp(max=MAX_DPPO_RATIO).masked_fill(masked_BT, 0.0)
+    loss_BT = -weights_BT * advantages_BT * logprobs_BT.masked_fill(~keep_BT, 0.0)
+    return limited_loss(loss_BT, log_ratio_BT, ratio_BT > weights_BT, keep_BT, total)
 
 
 def limited_loss(

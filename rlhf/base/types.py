@@ -108,6 +108,12 @@ class Rollout(NamedTuple):
     measures: Mapping[str, Tensor] = {}
     extras: Mapping[str, Any] = {}
 
+    @property
+    def sampled_logprobs_BT(self) -> Tensor:
+        """Return the log-probs that the sampler measured; ``logprobs_BT`` if it measured none."""
+        measured_BT = self.responses.logprobs_BT
+        return self.logprobs_BT if measured_BT is None else measured_BT
+
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
 

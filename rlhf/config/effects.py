@@ -56,8 +56,8 @@ def _iterate_effects(
     """
     types = get_type_hints(schema)
     for field in fields(schema):
-        name, facts = prefix + field.name, {**inherited, **field.metadata}
-        facts.pop("bound", None)
+        own = {fact: x for fact, x in field.metadata.items() if fact not in ("bound", "limit")}
+        name, facts = prefix + field.name, {**inherited, **own}
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)
             yield from _iterate_effects(kind, f"{name}.", facts)

@@ -1,6 +1,7 @@
 """Compute the statistics of an evaluation from its stored rows, without any model.
 
-Intervals are percentiles of a bootstrap over prompts (https://doi.org/10.1214/aos/1176344552).
+Intervals are over prompts: Wilson's for shares, otherwise percentiles of a bootstrap
+(https://doi.org/10.1214/aos/1176344552), which has no width if all values are equal.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from rlhf.algorithms.reward import calibration_bins, calibration_error
+from rlhf.base.intervals import wilson_interval
 
 DRAWS = 2000  # bootstrap samples
 PERCENTILES = (2.5, 97.5)
@@ -30,12 +32,13 @@ def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> 
     ``judges`` are the parts of the score with weight 0, by which the score is judged.
     """
     by_prompt = _group_by_prompt(rows)
-    scores = [np.mean([row["score"] for row in each]) for each in by_prompt.values()]
+    scores = [float(np.mean([row["score"] for row in each])) for each in by_prompt.values()]
+    is_share = all(row["score"] in (0, 1) for row in rows)
     figures: dict[str, Any] = {
         "prompts": len(by_prompt),
         "answers": len(rows),
         "score": _mean(rows, "score"),
-        "score_ci": bootstrap_interval(scores),
+        "score_ci": share_interval(scores) if is_share else bootstrap_interval(scores),
         "score_std": float(np.std([row["score"] for row in rows])),
         "kl": _mean(rows, "kl"),
         "tokens": _mean(rows, "tokens"),
@@ -55,7 +58,7 @@ def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> 
             for k in (1, 2, 4, 8, 16, 32)
             if k <= samples
         }
-        figures["right_ci"] = bootstrap_interval([float(np.mean(each)) for each in right])
+        figures["right_ci"] = share_interval([float(np.mean(each)) for each in right])
     if min(map(len, by_prompt.values())) > 1:
         of_prompts = list(by_prompt.values())
         if "gold/gold" in named:
@@ -92,7 +95,7 @@ def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, A
         "against": against,
         "prompts": len(rates),
         "rate": float(np.mean(rates)),
-        "ci": bootstrap_interval(rates),
+        "ci": share_interval(rates),
         "controlled": win_rate_at_equal_length(rates, lengths),
     }
 
@@ -107,6 +110,11 @@ def bootstrap_interval(values: Sequence[float]) -> list[float]:
     array = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
     return [float(each) for each in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
+
+
+def share_interval(shares: Sequence[float]) -> list[float]:
+    """Return Wilson's 95 % interval of the mean of shares (0 to 1), one share per prompt."""
+    return list(wilson_interval(sum(shares), len(shares)))
 
 
 def win_rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
@@ -183,7 +191,7 @@ def best_of_k_statistics(rows: Sequence[RankedRow]) -> dict[str, dict[str, Any]]
             "responses": float(np.mean([len(row.good) + len(row.bad) for row in each])),
             "chance": float(np.mean([len(r.good) / (len(r.good) + len(r.bad)) for r in each])),
             "accuracy": float(np.mean(credits)),
-            "accuracy_ci": bootstrap_interval(credits),
+            "accuracy_ci": share_interval(credits),
         }
         if any(row.id.startswith("tied:") for row in each):
             found[name]["ties_score"] = ties_score(each)
@@ -257,7 +265,7 @@ def reward_model_statistics(margins: Sequence[float], *, bins: int = 10) -> dict
     return {
         "pairs": len(array),
         "accuracy": float(right.mean()),
-        "accuracy_ci": bootstrap_interval(right.tolist()),
+        "accuracy_ci": share_interval(right.tolist()),
         "calibration": calibration,
         "calibration_error": error,
     }

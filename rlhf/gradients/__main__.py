@@ -78,6 +78,8 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
         "environment=none for this command": config.environment.is_used,
         "ppo.gdpo=true: the task has one reward, so none are normalised and added; use "
         "ppo.gdpo=false for this command": config.ppo.gdpo,
+        f"ppo.clip_cov_ratio={config.ppo.clip_cov_ratio}: draws tokens at random, and one draw is "
+        "no expectation; use ppo.clip_cov_ratio=0 for this command": config.ppo.clip_cov_ratio > 0,
     }
     refuse_broken_rule(broken)
     method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -68,7 +69,18 @@ def _penalises_in(*places: KlPlacement) -> Callable[[PpoConfig], bool]:
     return lambda ppo: ppo.kl_ctl > 0 and ppo.kl_placement in places
 
 
+def _limits(name: str, ppo: PpoConfig) -> bool:
+    return getattr(ppo, name) not in (None, NO_LIMITS[name])
+
+
+LIMITS = {each.name: each.metadata.get("limit") for each in fields(PpoConfig)}
+NO_LIMITS = {name: limit.off for name, limit in LIMITS.items() if limit}
+OWN_CODE = "your own code"
 CAUSES = (
+    *(
+        Cause(name, LIMITS[name].effect, partial(_limits, name), {name: off})
+        for name, off in NO_LIMITS.items()
+    ),
     Cause(
         "kl_estimator",
         "in the loss its gradient is that of KL(reference || policy)",
@@ -106,12 +118,6 @@ CAUSES = (
         {"missing_end_mask": False},
     ),
     Cause(
-        "clip_cov_ratio",
-        "tokens with a high covariance are left out",
-        lambda ppo: ppo.clip_cov_ratio > 0,
-        {"clip_cov_ratio": 0.0},
-    ),
-    Cause(
         "whiten_rewards",
         "a token earns a share of the mean reward",
         lambda ppo: ppo.whiten_rewards,
@@ -125,7 +131,6 @@ CAUSES = (
         {"entropy_coef": 0.0},
     ),
 )
-NO_CLIP = {"cliprange": 0.999999, "cliprange_high": 1e9, "dual_clip": None, "clip_cov_ratio": 0.0}
 
 
 class GradientFinding(NamedTuple):
@@ -185,13 +190,18 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
     fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # age is no sign error
-    wrong = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
+    against = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
+    reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in against}
+    wrong = [n for n in against if not reasons[n] or any(OWN_CODE in each for each in reasons[n])]
     verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
     verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)
+    for name in (name for name in against if not wrong):
+        keys = " and ".join(reason.partition(": ")[0] for reason in reasons[name])
+        text += f" On this task the gradient of {WORDS[name]} even points the wrong way: {keys}."
     if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
-        free = compare(method.with_keys(**NO_CLIP), task, updates["last"]).bias
-        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without clips "
+        free = compare(method.with_keys(**NO_LIMITS), task, updates["last"]).bias
+        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without limits "
         text += f"{free:.2g}."
     return GradientFinding(compared, causes, verdict, text)
 
@@ -199,17 +209,21 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
 def find_causes(
     method: Method, task: TinyTask, policies: Policies, bias: float
 ) -> dict[str, float]:
-    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left."""
+    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left.
+
+    The age of the policy that sampled comes last: without it no limit would be reached.
+    """
     found: dict[str, float] = {}
     while bias > EXACT:
         biases = {
-            name: (compare(other, task, with_policies).bias, other, with_policies)
+            name: (other is method, compare(other, task, with_policies).bias, other, with_policies)
             for name, (other, with_policies) in _variants(method, policies).items()
         }
-        name = min(biases, key=lambda each: biases[each][0], default="")
-        if not name or biases[name][0] > (1 - LEAST_SHARE) * bias:
+        large = [name for name, each in biases.items() if each[1] <= (1 - LEAST_SHARE) * bias]
+        if not large:
             break
-        bias, method, policies = biases[name]
+        name = min(large, key=lambda each: biases[each][:2])
+        _, bias, method, policies = biases[name]
         found[name] = bias
     return found
 
@@ -227,7 +241,7 @@ def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Pol
         found[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
     if own := own_names(method):
         plain = replace(method, maker=TargetMaker, surrogate=None, hook=None)
-        found[f"{' and '.join(own)}, your own code"] = (plain, policies)
+        found[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
     return found
 
 

@@ -214,6 +214,7 @@ class TinyStep:
             WholeSequences(rollout.prompts, rollout.responses),
             learned_tokens(config.ppo, rollout),
             rollout.logprobs_BT,
+            rollout.sampled_logprobs_BT,
             rollout.reference_logprobs_BT,
             rollout.values_BT,
             *targets.advantages,

@@ -242,29 +242,39 @@ def cispo_loss(
 
 
 def dppo_loss(
-    logprobs: Rows, old: Rows, advantages: Rows, divergence: str, *, limit: float, limit_high: float
+    logprobs: Rows,
+    weighing: Rows,
+    old: Rows,
+    sampled: Rows,
+    advantages: Rows,
+    divergence: str,
+    *,
+    limits: tuple[float, float],
 ) -> float:
-    """https://arxiv.org/abs/2602.04879 eq. 13 and 14: two outcomes, this token or another one."""
+    """https://arxiv.org/abs/2602.04879 eq. 13 and 14: two outcomes, this token or another one.
+
+    The weights come from ``weighing``, without slope, as in ``cispo_loss``.
+    """
     total = 0.0
-    for rows in zip(logprobs, old, advantages, strict=True):
-        for new, before, advantage in zip(*rows, strict=True):
-            p, q = math.exp(new), math.exp(before)
+    for rows in zip(logprobs, weighing, old, sampled, advantages, strict=True):
+        for new, weigher, before, chosen, advantage in zip(*rows, strict=True):
+            p, q = math.exp(weigher), math.exp(chosen)
             distance = abs(p - q)
             if divergence == "kl":
                 distance = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
-            raised_enough = advantage > 0 and p > q and distance > limit_high
-            lowered_enough = advantage < 0 and p < q and distance > limit
+            raised_enough = advantage > 0 and p > q and distance > limits[1]
+            lowered_enough = advantage < 0 and p < q and distance > limits[0]
             if not (raised_enough or lowered_enough):
-                total -= advantage * p / q
+                total -= min(math.exp(weigher - before), 20.0) * advantage * new
     return total
 
 
 def off_policy_mask(
-    logprobs: Rows, old: Rows, advantages: Rows, *, max_kl: float
+    logprobs: Rows, sampled: Rows, advantages: Rows, *, max_kl: float
 ) -> list[list[bool]]:
     """https://arxiv.org/abs/2512.02556 eq. 9."""
     masked = []
-    for new_row, old_row, advantage_row in zip(logprobs, old, advantages, strict=True):
+    for new_row, old_row, advantage_row in zip(logprobs, sampled, advantages, strict=True):
         kl = math.fsum(o - n for n, o in zip(new_row, old_row, strict=True)) / len(new_row)
         masked.append([kl > max_kl and advantage < 0 for advantage in advantage_row])
     return masked

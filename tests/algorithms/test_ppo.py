@@ -46,8 +46,8 @@ ACTORS: dict[str, Loss] = {  # limits narrow enough to hold some tokens
     ),
     "gspo": partial(gspo_loss, cliprange=0.05, cliprange_high=0.1),
     "cispo": cispo_actor,
-    "dppo_tv": partial(dppo_loss, divergence="tv", limit=0.05, limit_high=0.1),
-    "dppo_kl": partial(dppo_loss, divergence="kl", limit=0.02),
+    "dppo_tv": partial(dppo_loss, divergence="tv", limits=(0.05, 0.1)),
+    "dppo_kl": partial(dppo_loss, divergence="kl", limits=(0.02, 0.02)),
 }
 critic = partial(value_loss, cliprange_value=0.2)
 plain_critic = partial(value_loss, cliprange_value=None)
@@ -129,10 +129,12 @@ def test_policy_loss_of_one_token_by_hand(
 
 
 @pytest.mark.parametrize(
-    ("divergence", "old", "new", "advantage", "loss", "is_masked"),
+    ("divergence", "old", "new", "advantage", "slope", "is_limited"),
     [
-        # total variation, limits 0.15 (A < 0) and 0.2 (A > 0)
+        # total variation, limits 0.15 (A < 0) and 0.2 (A > 0); slope by log pi: -A * ratio
         ("tv", 0.001, 0.003, +1.0, -3.0, False),  # a rare token may become three times as likely
+        ("tv", 1e-6, 1e-3, +1.0, -20.0, True),  # a thousand times: D is 0.001, the ratio is capped
+        ("tv", 1e-6, 1e-3, -1.0, +20.0, True),
         ("tv", 0.7, 0.95, +1.0, 0.0, True),  # a ratio of 1.36, but 0.25 of all probability
         ("tv", 0.7, 0.88, +1.0, -0.88 / 0.7, False),  # 0.18: between the limits
         ("tv", 0.7, 0.52, -1.0, 0.0, True),
@@ -143,6 +145,7 @@ def test_policy_loss_of_one_token_by_hand(
         ("kl", 0.5, 0.8, +1.0, 0.0, True),
         ("kl", 0.5, 0.7, +1.0, -1.4, False),
         ("kl", 0.5, 0.2, -1.0, 0.0, True),
+        ("kl", 1e-6, 1e-3, +1.0, -20.0, True),
         ("kl", 1.0, 1.0, -1.0, 1.0, False),  # certain tokens: finite, and not far
         ("kl", 0.5, 1.0, +1.0, 0.0, True),
     ],
@@ -152,19 +155,37 @@ def test_dppo_of_one_token_by_hand(
     old: float,
     new: float,
     advantage: float,
-    loss: float,
-    is_masked: bool,
+    slope: float,
+    is_limited: bool,
 ) -> None:
     inputs = [f64([new]).log(), f64([old]).log(), f64([advantage])]
     result, gradient = with_gradient(
-        lambda *args: dppo_loss(*args, divergence=divergence, limit=0.15, limit_high=0.2),
+        lambda *args: dppo_loss(*args, divergence=divergence, limits=(0.15, 0.2)),
         inputs,
         keep_of([1], 1),
     )
     assert isinstance(result, PolicyLoss)
-    assert result.loss.item() == pytest.approx(loss, abs=1e-6)
-    assert result.clipfrac.value() == is_masked
-    assert_close(gradient, [[loss]], atol=1e-6)  # the slope of -A * ratio is -A * ratio
+    assert result.loss.item() == pytest.approx(slope * math.log(new), abs=1e-6)
+    assert result.clipfrac.value() == is_limited
+    assert_close(gradient, [[slope]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "slope"),
+    [
+        (0.5, 0.0),  # from the sampler it rose by 0.4, from the old policy by 0.1
+        (0.8, -0.9 / 0.8),
+        (0.95, -0.9 / 0.8),  # from the sampler it fell
+    ],
+)
+def test_dppo_measures_from_the_policy_that_sampled(sampled: float, slope: float) -> None:
+    inputs = [f64([p]).log() for p in (0.9, 0.8)]
+    _, gradient = with_gradient(
+        lambda *args: dppo_loss(*args, f64([sampled]).log(), divergence="tv", limits=(0.2, 0.2)),
+        [*inputs, f64([1.0])],
+        keep_of([1], 1),
+    )
+    assert_close(gradient, [[slope]])
 
 
 @pytest.mark.parametrize("loss", ACTORS.values(), ids=ACTORS)
@@ -178,7 +199,10 @@ def test_a_ratio_beyond_fp32_has_a_finite_loss_and_gradient(
     result, gradient = with_gradient(loss, inputs, keep_BT)
     assert isinstance(result, PolicyLoss)
     assert result.loss.isfinite()
-    slope = -1.2 * advantage if loss is cispo_actor and log_ratio > 0 else 0.0
+    # CISPO and DPPO limit a weight. DPPO masks a good token whose probability rose from 0 to 1.
+    limits = {cispo_actor: 1.2, ACTORS["dppo_tv"]: 20.0, ACTORS["dppo_kl"]: 20.0}
+    is_masked = loss is not cispo_actor and log_ratio == 1e4 and advantage > 0
+    slope = -limits.get(loss, 0.0) * advantage if log_ratio > 0 and not is_masked else 0.0
     assert_close(gradient, [[slope]], atol=1e-6)
     assert math.isfinite(result.approx_kl.value())
     assert result.ratio_max.value() <= math.exp(20.0) * 1.001

@@ -57,7 +57,7 @@ PPO: dict[str, tuple[Any, ...]] = {
                   2e-5, None, "constant", 0, 0.05, 0),
     "cispo": (None, 10, 768, 768, 1, 0, None, 0.2, None, 1, 0.85, True, False, 1,
               5e-7, None, "constant", 100, 0.01, 0),
-    "deepseek_v32": (None, 1, 8192, 512, 1, 0.001, None, 0.2, None, 1, 0.85, None, False, 1,
+    "deepseek_v32": (None, 1.6, 8192, 512, 1, 0.001, None, 0.2, None, 1, 0.85, None, False, 1,
                      3e-6, None, "constant", 0, 0, 0),
     "reinforce_pp_baseline": (1000, None, 1024, 1024, 1, 1e-5, None, 0.2, None, 1, 0.85, True,
                               False, 1, 5e-7, None, "cosine", 10, 0, 0),
@@ -88,7 +88,12 @@ PPO_BESIDES: dict[str, dict[str, Any]] = {
     "gspo": {"surrogate": "gspo", "cliprange_high": 4e-4, "loss_aggregation": "sequence_mean"},
     "decoupled": {"rollout_correction": "token", "rollout_correction_mode": "mask"},
     "cispo": {"surrogate": "cispo", "cliprange_high": 4, "advantage_estimator": "dr_grpo"},
-    "deepseek_v32": {"kl_estimator": "k3_ratio", "off_policy_mask_kl": 0.5},
+    "deepseek_v32": {
+        "kl_estimator": "k3_ratio",
+        "off_policy_mask_kl": 0.5,
+        "reference_every": 25,
+        "reference_share": 1,
+    },
     "reinforce_pp_baseline": {"kl_placement": "loss", "kl_estimator": "k2", "beta2": 0.95},
     "vcpo": {"rollout_correction": "sequence", "rollout_correction_lr": True},
 }

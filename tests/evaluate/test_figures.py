@@ -162,6 +162,23 @@ def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
     assert 0.9 < np.mean(covered) < 0.99
 
 
+def test_a_share_at_its_end_is_no_certainty() -> None:
+    """Wilson's interval of 10 of 10 begins at 10 / (10 + 1.96^2)."""
+    ours, theirs = (
+        [row(str(n), x, right=True, model=m) for n in range(10)]
+        for x, m in ((1.0, "a"), (0.0, "b"))
+    )
+    ranked = [RankedRow("s", str(n), [2.0], [1.0]) for n in range(10)]
+    shares = [
+        answer_statistics(ours)["score_ci"],
+        answer_statistics(ours)["right_ci"],
+        win_rate([*ours, *theirs], "a", "b")["ci"],
+        best_of_k_statistics(ranked)["s"]["accuracy_ci"],
+        reward_model_statistics([1.0] * 10)["accuracy_ci"],
+    ]
+    assert shares == [pytest.approx([10 / (10 + 1.96**2), 1.0])] * 5
+
+
 def test_diversity_and_repetition() -> None:
     assert (
         distinct_ngram_ratio([row("p", 0.0, response="a b a"), row("q", 0.0, response="a")], 1)

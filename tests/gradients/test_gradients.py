@@ -15,7 +15,7 @@ from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.gradients.__main__ import build_method, main
 from rlhf.gradients.causes import (
-    NO_CLIP,
+    NO_LIMITS,
     Direction,
     GradientMatch,
     compare,
@@ -36,7 +36,7 @@ EXACT = 1e-10
 def flipped_loss(inputs: Any, config: Any, total: Any, /) -> Any:
     """PPO's loss with the wrong sign."""
     flipped = inputs._replace(advantages_BT=-inputs.advantages_BT)
-    return policy_loss(*flipped, cliprange=config.cliprange, total=total), {}
+    return policy_loss(*flipped[:4], cliprange=config.cliprange, total=total), {}
 
 
 class PaidForKl(TargetMaker):
@@ -84,11 +84,17 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         Direction.biased,
         ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0)"],
     ),
-    "Clip-Cov": (
-        "ppo.clip_cov_ratio=0.2 ppo.clip_cov_low=0.01",
+    "a mask of old responses": (
+        f"{GROUPS}rloo rollout.lag=2 ppo.off_policy_mask_kl=1e-4",
         [],
         Direction.biased,
-        ["ppo.clip_cov_ratio=0.2: tokens with a high covariance are left out (without it 0)"],
+        ["ppo.off_policy_mask_kl=0.0001: bad responses that the policy has left are left out"],
+    ),
+    "weights with a cap": (
+        "rollout.lag=4 ppo.rollout_correction=sequence ppo.rollout_correction_cap=1.01",
+        [],
+        Direction.biased,
+        ["ppo.rollout_correction_cap=1.01: large weights are cut off, or become 0"],
     ),
     "whitened rewards": (
         "ppo.whiten_rewards=true",
@@ -137,6 +143,22 @@ def test_the_verdict_on_a_configuration(name: str, compose: Compose) -> None:
         assert not found.causes
 
 
+def test_a_key_with_a_known_bias_is_no_sign_error(compose: Compose) -> None:
+    """On the task of seed 1 its bias turns the gradient of the KL penalty around."""
+    found = examine(method_of(compose, "ppo.kl_estimator=k3", []), TinyTask.draw(1, 1))
+    assert found.verdict is Direction.biased
+    assert "the KL penalty alone even points the wrong way: ppo.kl_estimator=k3." in found.text
+    found = examine(method_of(compose, "ppo.kl_estimator=k3", [PaidForKl]), TinyTask.draw(0, 1))
+    assert found.verdict is Direction.wrong_way
+
+
+def test_without_limits_no_mask_is_left(compose: Compose) -> None:
+    for mask in ("", "ppo.off_policy_mask_kl=1e-4"):
+        method = method_of(compose, f"{GROUPS}dr_grpo {mask}", [])
+        found = examine(method, TinyTask.draw(0, method.group)).text
+        assert found.endswith("without limits 0.095.")
+
+
 def one_token_task(*, scored: bool) -> TinyTask:
     answers, generator = enumerate_answers(letters=4, max_tokens=1), torch.Generator()
     policy, reference = (draw_logits(generator.manual_seed(n), answers, 2) for n in range(2))
@@ -169,7 +191,7 @@ def test_a_bias_of_one_part_is_not_found_in_another(
 
 
 def test_the_ratio_to_an_older_policy_corrects_single_tokens(compose: Compose) -> None:
-    method = method_of(compose, "rollout.lag=2 ppo.kl_ctl=0", []).with_keys(**NO_CLIP)
+    method = method_of(compose, "rollout.lag=2 ppo.kl_ctl=0", []).with_keys(**NO_LIMITS)
     task = one_token_task(scored=True)
     assert compare(method, task, policies_of_updates(method, task)["first"]).bias < EXACT
 
@@ -262,6 +284,7 @@ def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[flo
         ("phase=sft", [], "has no ppo"),
         ("experiment=number_guessing", [], "environment.kind=.*: the task has no turns"),
         (f"{TWO_REWARDS} ppo.gdpo=true {GROUPS}dr_grpo", [], "ppo.gdpo=true: the task has one"),
+        ("ppo.clip_cov_ratio=0.1", [], "ppo.clip_cov_ratio=0.1: draws tokens at random"),
         ("", [TinyTask], "must be a subclass of TargetMaker or PpoHook"),
     ],
 )

@@ -15,6 +15,7 @@ OPTIONS = [
     "ppo.kl_estimator=k3",
     "ppo.dual_clip=3.0",
     "ppo.lr_guard_kl=1.0",
+    "ppo.stop_update_kl=10.0",
     "ppo.entropy_coef=0.01",
     "ppo.entropy_target=0.5",
     "ppo.ptx_coef=0.5",

@@ -101,6 +101,13 @@ def needs(key: str, *values: str, fix: str = "") -> Unread:
     return Unread((key,), is_unread, fix or f"use {{key}}={' or '.join(values)}")
 
 
+class Limit(NamedTuple):
+    """A limit on the tokens, or weights, that a loss learns from, which biases its gradient."""
+
+    off: Any  # the value without a limit
+    effect: str
+
+
 def key(
     bound: Bound | None = None,
     *,
@@ -109,6 +116,7 @@ def key(
     at_resume: AtResume | None = None,
     is_inherited: bool | None = None,
     unread: Sequence[Unread] | None = None,
+    limit: Limit | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
@@ -118,6 +126,7 @@ def key(
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect; () for a key of a group that has rules.
+        limit: what the key limits in a loss, for ``rlhf.gradients``.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -127,6 +136,7 @@ def key(
         "at_resume": at_resume,
         "is_inherited": is_inherited,
         "unread": unread,
+        "limit": limit,
     }
     return field(
         default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}

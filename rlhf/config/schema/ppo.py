@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from rlhf.config.schema.keys import (
     ROWS,
     SCORE,
     AtResume,
+    Limit,
     Unread,
     key,
     needs,
@@ -51,6 +53,7 @@ MASKED = Unread(
 )
 
 
+CLIP = Limit(math.inf, "tokens that have moved far are left out")
 SCORED = Unread(("missing_end_score",), lambda score: score is not None, "use {key}=null")
 PENALTY = needs("kl_ctl", fix="use {key}=0.1")
 CISPO_HIGH = Unread(
@@ -114,12 +117,16 @@ class PpoKeys(AdamWConfig):
     surrogate: SurrogateName
     """clip (PPO), gspo (a ratio per response), cispo (a clipped weight of log pi), or dppo_tv and
     dppo_kl, which mask tokens by their divergence instead of by their ratio."""
-    cliprange: float = key(FROM_0_BELOW_1, unread=[CISPO_HIGH])
+    cliprange: float = key(FROM_0_BELOW_1, unread=[CISPO_HIGH], limit=CLIP)
     """The policy ratio is clipped to [1 - cliprange, 1 + cliprange]; dppo: largest divergence."""
-    cliprange_high: float | None = key(ABOVE_0)
+    cliprange_high: float | None = key(ABOVE_0, limit=CLIP)
     """The upper limit of the policy ratio is 1 + cliprange_high (DAPO); null: 1 + cliprange. dppo:
     largest divergence of tokens with positive advantage; null: cliprange."""
-    dual_clip: float | None = key(ABOVE_1, unread=[needs("surrogate", "clip")])
+    dual_clip: float | None = key(
+        ABOVE_1,
+        unread=[needs("surrogate", "clip")],
+        limit=Limit(None, "losses of bad tokens are bounded"),
+    )
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
     cliprange_value: float | None = key(ABOVE_0, unread=[CRITIC, VALUE_LOSS])
     """Values are clipped to within this distance of the rollout's values; null: not clipped."""
@@ -170,7 +177,7 @@ class PpoKeys(AdamWConfig):
     actor_freeze_steps: int = key(AT_LEAST_0)
     """Number of initial PPO steps in which only the critic is trained; 0: none."""
     stop_update_kl: float | None = key(ABOVE_0)
-    """KL(old || new), nats per token, above which a rollout's updates stop early; null: none."""
+    """KL(sampler || new), nats per token, above which a rollout's updates end early; null: none."""
     stop_run_kl: float | None = key(ABOVE_0)
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = key(ABOVE_0)

@@ -100,7 +100,8 @@ def _mask_off_policy(surrogate: Surrogate, max_kl: float) -> Surrogate:
     def masked_surrogate(
         inputs: SurrogateInputs, config: PpoConfig, total: Total, /
     ) -> tuple[PolicyLoss, Metrics]:
-        masked_BT = off_policy_mask(*inputs, max_kl=max_kl)
+        sides = (inputs.logprobs_BT, inputs.sampled_logprobs_BT)
+        masked_BT = off_policy_mask(*sides, inputs.advantages_BT, inputs.keep_BT, max_kl=max_kl)
         used_BT = inputs.advantages_BT.masked_fill(masked_BT, 0.0)
         loss, metrics = surrogate(inputs._replace(advantages_BT=used_BT), config, total)
         share = Mean.of(masked_BT.float(), inputs.keep_BT)

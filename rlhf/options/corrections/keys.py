@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, key, needs
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, Limit, key, needs
 
 
 class RolloutCorrection(StrEnum):
@@ -26,6 +27,9 @@ class CorrectionMode(StrEnum):
 
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
 UNREAD = {"rollout.max_logprob_mismatch": needs("ppo.rollout_correction", "none")}
+CAP = Limit(math.inf, "large weights are cut off, or become 0")
+FLOOR = Limit(0.0, "tokens with small weights are left out")
+MASK = Limit(None, "bad responses that the policy has left are left out")
 
 
 @dataclass(kw_only=True)
@@ -37,15 +41,17 @@ class CorrectionKeys:
     (sequence), or its geometric mean over the response (geometric)."""
     rollout_correction_mode: CorrectionMode = key(unread=[CORRECTED])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
-    rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED])
+    rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED], limit=CAP)
     """Largest weight of rollout_correction."""
     rollout_correction_floor: float = key(
-        FROM_0_BELOW_1, unread=[CORRECTED, needs("rollout_correction_mode", "mask")]
+        FROM_0_BELOW_1,
+        unread=[CORRECTED, needs("rollout_correction_mode", "mask")],
+        limit=FLOOR,
     )
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
     rollout_correction_lr: bool = key(unread=[CORRECTED])
     """Multiply a step's learning rate of the actor by the square root of the effective sample size
     of the weights before their limits, as a share of their number (VCPO)."""
-    off_policy_mask_kl: float | None = key(ABOVE_0)
-    """KL(old || new) of a response, nats per token, above which its tokens with negative advantage
-    are masked (DeepSeek-V3.2); null: none."""
+    off_policy_mask_kl: float | None = key(ABOVE_0, limit=MASK)
+    """KL(sampler || new) of a response, nats per token, above which its tokens with negative
+    advantage are masked (DeepSeek-V3.2); null: none."""

@@ -63,7 +63,7 @@ def rollout_weights(
 
 def off_policy_mask(
     logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
+    sampled_logprobs_BT: Tensor,
     advantages_BT: Tensor,
     keep_BT: Tensor,
     *,
@@ -71,11 +71,11 @@ def off_policy_mask(
 ) -> Tensor:
     """Return True (B, T) at tokens to mask, https://arxiv.org/abs/2512.02556 eq. 9.
 
-    A token is masked if its advantage is negative and the mean of log(p_old / p) over its response
-    is above ``max_kl``: the policy hardly writes this response any more, so that pushing it further
-    away teaches little and may destabilise.
+    A token is masked if its advantage is negative and the mean of log(p_sampled / p) over its
+    response is above ``max_kl``: the policy hardly writes this response any more, so that pushing
+    it further away teaches little and may destabilise.
     """
-    log_ratio_BT = (old_logprobs_BT - logprobs_BT.detach()).masked_fill(~keep_BT, 0.0)
+    log_ratio_BT = (sampled_logprobs_BT - logprobs_BT.detach()).masked_fill(~keep_BT, 0.0)
     kl_B = log_ratio_BT.sum(dim=1) / keep_BT.sum(dim=1).clamp(min=1)
     return (advantages_BT < 0) & (kl_B > max_kl)[:, None]
 

@@ -295,8 +295,8 @@ class PPOTrainer:
             yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
 
     def _exceeds_update_kl(self, learned: Metrics) -> bool:
-        """Return True if KL(old || new) of an update, over all ranks, is above stop_update_kl."""
-        limit, key = self.config.stop_update_kl, "ppo/approx_kl"
+        """Return True if the KL from the sampler, over all ranks, is above stop_update_kl."""
+        limit, key = self.config.stop_update_kl, "ppo/sampler_kl"
         if limit is None or key not in learned:
             return False
         return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit

@@ -42,7 +42,8 @@ class MicroBatch(NamedTuple):
 
     sequences: WholeSequences
     keep_BT: Tensor  # the tokens that enter the losses
-    logprobs_BT: Tensor
+    logprobs_BT: Tensor  # of the policy at the start of the step
+    sampled_logprobs_BT: Tensor
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     advantages_BT: Tensor
@@ -61,6 +62,7 @@ def cut_micro_batches(
                 WholeSequences(taken.prompts, taken.responses),
                 learned_tokens(config, taken),
                 taken.logprobs_BT,
+                taken.sampled_logprobs_BT,
                 taken.reference_logprobs_BT,
                 taken.values_BT,
                 *take_rows(advantages, part),
@@ -102,9 +104,10 @@ class SurrogateInputs(NamedTuple):
     """The tensors (B, T) from which a surrogate loss is computed."""
 
     logprobs_BT: Tensor
-    old_logprobs_BT: Tensor
+    old_logprobs_BT: Tensor  # of the policy in the ratio
     advantages_BT: Tensor
     keep_BT: Tensor
+    sampled_logprobs_BT: Tensor  # of the policy that sampled, from which distances are measured
 
 
 class Surrogate(Protocol):
@@ -123,7 +126,7 @@ def _clipped_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     low, high, dual = config.cliprange, config.cliprange_high, config.dual_clip
-    loss = policy_loss(*inputs, cliprange=low, cliprange_high=high, dual_clip=dual, total=total)
+    loss = policy_loss(*inputs[:4], cliprange=low, cliprange_high=high, dual_clip=dual, total=total)
     return loss, {}
 
 
@@ -131,14 +134,14 @@ def _gspo_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     low, high = config.cliprange, config.cliprange_high
-    return gspo_loss(*inputs, cliprange=low, cliprange_high=high, total=total), {}
+    return gspo_loss(*inputs[:4], cliprange=low, cliprange_high=high, total=total), {}
 
 
 def _cispo_surrogate(
     inputs: SurrogateInputs, config: PpoConfig, total: Total, /
 ) -> tuple[PolicyLoss, Metrics]:
     high = config.cliprange_high or config.cliprange
-    return cispo_loss(*inputs, cliprange_high=high, total=total), {}
+    return cispo_loss(*inputs[:4], cliprange_high=high, total=total), {}
 
 
 def _dppo_surrogate(divergence: Literal["tv", "kl"]) -> Surrogate:
@@ -146,8 +149,8 @@ def _dppo_surrogate(divergence: Literal["tv", "kl"]) -> Surrogate:
         inputs: SurrogateInputs, config: PpoConfig, total: Total, /
     ) -> tuple[PolicyLoss, Metrics]:
         low, high = config.cliprange, config.cliprange_high
-        loss = dppo_loss(*inputs, divergence=divergence, limit=low, limit_high=high, total=total)
-        return loss, {}
+        limits = (low, low if high is None else high)
+        return dppo_loss(*inputs, divergence=divergence, limits=limits, total=total), {}
 
     return surrogate
 
@@ -173,7 +176,11 @@ def actor_objective(
 ) -> tuple[Tensor, Metrics]:
     """Return the surrogate loss plus penalties, each reduced by ``mean.total``, and metrics."""
     inputs = SurrogateInputs(
-        policy.logprobs_BT, batch.logprobs_BT, batch.advantages_BT, batch.keep_BT
+        policy.logprobs_BT,
+        batch.logprobs_BT,
+        batch.advantages_BT,
+        batch.keep_BT,
+        batch.sampled_logprobs_BT,
     )
     loss, of_surrogate = surrogate(inputs, config, mean.total)
     penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl, entropy_coef=entropy_coef)
@@ -197,6 +204,9 @@ def _penalty(
     assert entropy_BT is not None
     penalty: Tensor | float = 0.0
     metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
+    if config.stop_update_kl is not None:
+        sides = (batch.sampled_logprobs_BT, policy.logprobs_BT.detach())
+        metrics["ppo/sampler_kl"] = Mean.of(estimate_kl(*sides, estimator="k3"), keep_BT)
     if config.kl_placement is KlPlacement.loss:
         kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
         penalty = kl_ctl * mean.total(kl_BT, keep_BT)
@@ -216,6 +226,6 @@ def _differentiable_kl(
     optimizer step is then skipped.
     """
     # Zero the padding before the exponentials: an infinite slope there would give NaN gradients.
-    sides = (policy.logprobs_BT, batch.reference_logprobs_BT, batch.logprobs_BT)
-    new_BT, reference_BT, old_BT = (side.masked_fill(~batch.keep_BT, 0.0) for side in sides)
-    return estimate_kl(new_BT, reference_BT, estimator=estimator, sampled_logprobs=old_BT)
+    sides = (policy.logprobs_BT, batch.reference_logprobs_BT, batch.sampled_logprobs_BT)
+    new_BT, reference_BT, sampled_BT = (side.masked_fill(~batch.keep_BT, 0.0) for side in sides)
+    return estimate_kl(new_BT, reference_BT, estimator=estimator, sampled_logprobs=sampled_BT)

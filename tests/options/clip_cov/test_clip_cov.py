@@ -101,7 +101,7 @@ def test_the_tokens_left_out_are_those_of_a_loop_and_have_no_slope(
     assert found.metrics["ppo/clip_cov_share"].value() == pytest.approx(share)
 
     policy_BT = (old_BT + 0.2 * normal(*keep_BT.shape, seed=seed)).requires_grad_()
-    inputs = SurrogateInputs(policy_BT, old_BT, used_BT, keep_BT)
+    inputs = SurrogateInputs(policy_BT, old_BT, used_BT, keep_BT, old_BT)
     loss, _ = SURROGATES[config.ppo.surrogate](inputs, config.ppo, masked_sum)
     (slopes_BT,) = torch.autograd.grad(loss.loss, policy_BT)
     tensors = (policy_BT.detach(), old_BT, plain_BT.masked_fill(left_out_BT, 0.0))

@@ -84,9 +84,8 @@ def test_the_mask_takes_the_gradient_of_bad_responses_that_are_far(
         slopes = []
         for rows in ([0, 1, 2, 3], [0, 2], [1, 3]):  # whole, and as two micro-batches
             at_BT = logprobs_BT[rows].requires_grad_()
-            inputs = SurrogateInputs(
-                at_BT, 0 * logprobs_BT[rows], advantages_BT[rows], keep_BT[rows]
-            )
+            zeros_BT = 0 * logprobs_BT[rows]
+            inputs = SurrogateInputs(at_BT, zeros_BT, advantages_BT[rows], keep_BT[rows], zeros_BT)
             loss, metrics = surrogate(inputs, config.ppo, masked_sum)
             loss.loss.backward()
             slopes.append(at_BT.grad)
@@ -98,12 +97,24 @@ def test_the_mask_takes_the_gradient_of_bad_responses_that_are_far(
     assert not totals["plain"]
 
 
-def test_the_mask_compares_with_the_policy_that_sampled(compose: Compose) -> None:
+@pytest.mark.parametrize(
+    ("mode", "keys"), [("always", []), ("never", []), ("auto", ["ppo.rollout_correction=token"])]
+)
+def test_limits_compare_with_the_policy_that_sampled(
+    compose: Compose, mode: str, keys: list[str]
+) -> None:
     """Before any update the sampler differs, by a third of the error in a mean of three tokens."""
     for limit, is_reached in (0.31, False), (0.01, True):
-        keys = ["ppo.ppo_epochs=1", f"ppo.off_policy_mask_kl={limit}"]
-        found = metrics_of(trainer_of(compose, "always", *keys, error=ERROR))
+        words = [*keys, "ppo.ppo_epochs=1", f"ppo.off_policy_mask_kl={limit}"]
+        found = metrics_of(trainer_of(compose, mode, *words, error=ERROR))
         assert (found["ppo/off_policy_masked_share"] > 0) == is_reached
+    # 7 of 13 tokens have k3 = exp(-0.3) - 1 + 0.3, the others exp(0.3) - 1 - 0.3.
+    kl = (7 * (math.exp(-ERROR) - 1 + ERROR) + 6 * (math.exp(ERROR) - 1 - ERROR)) / 13
+    for limit, updates in (0.99 * kl, 1), (10 * kl, 2):
+        trainer = trainer_of(compose, mode, *keys, f"ppo.stop_update_kl={limit}", error=ERROR)
+        trainer.engine.models.actor.lr_scale = 0.0
+        found = metrics_of(trainer)
+        assert found["ppo/updates"] == updates
 
 
 def slow_share(rollout: Rollout, level: str, *, masks: bool) -> float:

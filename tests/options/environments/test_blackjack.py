@@ -96,6 +96,7 @@ def test_perfect_play_reaches_the_optimum_and_others_do_not() -> None:
 
 def test_an_ace_counts_11_where_it_can_and_a_turn_that_cannot_be_read_loses() -> None:
     hands = {(1, 6): (17, True), (1, 6, 10): (17, False), (1, 1): (12, True), (1, 10): (21, True)}
+    hands |= {(1, 1, 10): (12, False), (1, 10, 10): (21, False)}  # 22 with an ace of 11
     assert {cards: hand_value([*cards]) for cards in hands} == hands
     env = Blackjack()
     env.reset(seed=0, row={})

@@ -74,7 +74,7 @@ def learn(models: PpoModels) -> dict[Role, StepReport]:
     """One update on ``SEQUENCES`` with gain and squares as the losses."""
     reports = {}
     nothing_BT = torch.zeros(ROLLOUT.responses.ids_BT.shape)
-    batch = MicroBatch(SEQUENCES, *[nothing_BT] * 6)
+    batch = MicroBatch(SEQUENCES, *[nothing_BT] * 7)
     objective: Any = SimpleNamespace(
         actor_loss=lambda policy, _: (gain(policy), {}),
         critic_loss=lambda values_BT, _: (squares(values_BT), {}),

@@ -32,7 +32,8 @@ from tests.algorithms.test_against_reference import Batch, assert_rows, batches,
 from tests.phases.ppo.ppo_pieces import engine_config
 
 MAX_TOKENS, KL_COEF, ENTROPY_COEF, MAX_KL = 9, 0.3, 0.2, 0.05
-Loop = Callable[[Rows, Rows, Rows, Rows], float]  # of the policy, still, old policy, advantages
+# A loop of the policy, the policy still, the old policy, the sampler and the advantages.
+Loop = Callable[[Rows, Rows, Rows, Rows, Rows], float]
 
 
 def products(rows: Rows, others: Rows) -> Rows:
@@ -40,18 +41,28 @@ def products(rows: Rows, others: Rows) -> Rows:
     return [[x * y for x, y in each] for each in pairs]
 
 
-def clip(policy: Rows, _: Rows, old: Rows, advantages: Rows) -> float:
+def clip(policy: Rows, _: Rows, old: Rows, __: Rows, advantages: Rows) -> float:
     return reference.policy_loss(policy, old, advantages, **CLIP).total
 
 
-def dppo(divergence: str, policy: Rows, _: Rows, old: Rows, advantages: Rows) -> float:
-    return reference.dppo_loss(policy, old, advantages, divergence, limit=0.02, limit_high=0.05)
+def gspo(policy: Rows, still: Rows, old: Rows, _: Rows, advantages: Rows) -> float:
+    return reference.gspo_token_loss(policy, still, old, advantages, **GSPO)
 
 
-def mask(loop: Loop, policy: Rows, still: Rows, old: Rows, advantages: Rows) -> float:
-    masked = reference.off_policy_mask(still, old, advantages, max_kl=MAX_KL)
+def cispo(policy: Rows, still: Rows, old: Rows, _: Rows, advantages: Rows) -> float:
+    return reference.cispo_loss(policy, still, old, advantages, **CISPO)
+
+
+def dppo(divergence: str, *policies: Rows) -> float:
+    return reference.dppo_loss(*policies, divergence, limits=(0.02, 0.05))
+
+
+def mask(
+    loop: Loop, policy: Rows, still: Rows, old: Rows, sampled: Rows, advantages: Rows
+) -> float:
+    masked = reference.off_policy_mask(still, sampled, advantages, max_kl=MAX_KL)
     kept = [[float(not each) for each in row] for row in masked]
-    return loop(policy, still, old, products(advantages, kept))
+    return loop(policy, still, old, sampled, products(advantages, kept))
 
 
 class Case(NamedTuple):
@@ -69,8 +80,8 @@ SURROGATE_CASES = {
     name: Case({**keys, "surrogate": SurrogateName(name)}, loop)
     for name, keys, loop in (
         ("clip", CLIP, clip),
-        ("gspo", GSPO, partial(reference.gspo_token_loss, **GSPO)),
-        ("cispo", CISPO, partial(reference.cispo_loss, **CISPO)),
+        ("gspo", GSPO, gspo),
+        ("cispo", CISPO, cispo),
         ("dppo_tv", DPPO, partial(dppo, "tv")),
         ("dppo_kl", DPPO, partial(dppo, "kl")),
     )
@@ -92,7 +103,9 @@ TABLE = {
 }
 
 
-def slow_loss(case: Case, aggregation: str, batch: Batch, policy: Rows, entropy: Rows) -> float:
+def slow_loss(
+    case: Case, aggregation: str, batch: Batch, sampled: Rows, policy: Rows, entropy: Rows
+) -> float:
     """The actor's loss, one response after another."""
     _, old_BT, still_BT, other_BT, _, advantages_BT, *_ = batch
     tensors = (still_BT, old_BT, advantages_BT, other_BT)
@@ -105,10 +118,10 @@ def slow_loss(case: Case, aggregation: str, batch: Batch, policy: Rows, entropy:
     }
     for row in learned:
         one = slice(row, row + 1)
-        loss = case.loop(policy[one], still[one], old[one], advantages[one])
+        loss = case.loop(policy[one], still[one], old[one], sampled[one], advantages[one])
         loss -= case.keys.get("entropy_coef", 0.0) * math.fsum(entropy[row])
         if estimator := case.keys.get("kl_estimator"):
-            kl = reference.kl_per_token(policy[one], other[one], estimator, sampled=old[one])
+            kl = reference.kl_per_token(policy[one], other[one], estimator, sampled=sampled[one])
             loss += KL_COEF * math.fsum(kl[0])
         total += loss / divisors.get(aggregation, len(old) * len(old[row]))  # or sequence_mean
     return total
@@ -133,13 +146,15 @@ def test_loss_and_gradient_are_those_of_a_loop(
     keep_BT = learned_tokens(ppo, rollout)
     mean = Aggregation.build_for_mini_batch(ppo, keep_BT, Ranks(), max_tokens=MAX_TOKENS)
     objective = Objective(ppo, surrogate, KL_COEF, ppo.entropy_coef, mean, False)
-    others = (old_BT, batch.reference_logprobs_BT, nothing, batch.values_BT, nothing)
+    sampled_BT = old_BT * (1 + 0.2 * batch.old_values_BT.tanh())  # an older policy
+    others = (old_BT, sampled_BT, batch.reference_logprobs_BT, nothing, batch.values_BT, nothing)
     moved = [each.clone().requires_grad_() for each in (logprobs_BT, batch.old_values_BT)]
     loss, _ = objective.actor_loss(ResponseLogprobs(*moved), MicroBatch(nothing, keep_BT, *others))
     slopes = torch.autograd.grad(loss, moved, materialize_grads=True)
 
     policy, entropy = (rows_of(each.detach(), batch.keep_BT) for each in moved)
-    expected = partial(slow_loss, TABLE[name], aggregation, batch)
+    sampled = rows_of(sampled_BT, batch.keep_BT)
+    expected = partial(slow_loss, TABLE[name], aggregation, batch, sampled)
     assert_close(loss.detach(), expected(policy, entropy))
     by_policy = reference.gradient(lambda rows: expected(rows, entropy), policy)
     by_entropy = reference.gradient(lambda rows: expected(policy, rows), entropy)

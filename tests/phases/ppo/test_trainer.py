@@ -189,7 +189,7 @@ def test_ranks_end_their_updates_together(rollout: Rollout, compose: Compose) ->
 
         def reduce_metrics(self, metrics: Metrics) -> Metrics:
             theirs = Mean(torch.tensor(3000.0), torch.tensor(1000.0))
-            key = "ppo/approx_kl"
+            key = "ppo/sampler_kl"
             return metrics if key not in metrics else metrics | {key: metrics[key] + theirs}
 
     engine = separate_engine()
