@@ -267,7 +267,7 @@ def _start_run(
         init_timeout=INIT_TIMEOUT_SECONDS,
         # Console capture would record every frame of the progress bar.
         console="off",
-        finish_timeout=ENDS * config.timeout_seconds - 1,
+        finish_timeout=0.9 * ENDS * config.timeout_seconds,
         finish_timeout_raises=True,
         # quiet still prints an online run's address; silent prints nothing, for offline runs.
         quiet=True,
