@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
 
+WAS_STARTED = '{"t": 1}'  # wandb resumes no run without this key
 PROJECT = {"id": "p", "name": "p", "entity": {"id": "e", "name": "e"}}
 
 
@@ -55,7 +56,7 @@ class WandbServer(ThreadingHTTPServer):
             return None
         counts = {"historyLineCount": len(rows), "logLineCount": 0, "eventsLineCount": 0}
         tails = {"historyTail": json.dumps([json.dumps(rows[-1])]), "eventsTail": "[]"}
-        texts = {"summaryMetrics": self.summaries[name], "config": "{}", "wandbConfig": "{}"}
+        texts = {"summaryMetrics": self.summaries[name], "config": "{}", "wandbConfig": WAS_STARTED}
         return {"id": name, "name": name, "displayName": name, "tags": []} | counts | tails | texts
 
     def take_stream(self, run: str, files: dict[str, Any]) -> None:
