@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -246,8 +247,12 @@ def _replay(options: argparse.Namespace) -> int:
 
 @contextmanager
 def create_replay_folder(folder: Path | None, *, beside: Path) -> Iterator[Path]:
-    """Create and yield ``folder`` or, if it is None, a temporary folder beside ``beside``."""
+    """Create and yield ``folder`` or, if it is None, a temporary folder beside ``beside``.
+
+    SIGTERM then ends the process as an error does, so that the temporary folder is removed.
+    """
     if folder is None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with tempfile.TemporaryDirectory(prefix=".replay-", dir=beside.parent) as temporary:
             yield Path(temporary)
         return

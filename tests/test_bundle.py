@@ -6,16 +6,18 @@ import random
 import shutil
 import stat
 import struct
+import tracemalloc
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import pytest
 import yaml
 
 from rlhf.base.errors import RlhfError
+from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import file_identity
 from rlhf.export import main as export
 from rlhf.report.__main__ import main as report
@@ -105,6 +107,23 @@ def test_no_secret_and_no_home_folder_is_in_a_bundle(own: Path, tmp_path: Path) 
     assert about["changed"]["samples.jsonl"] == file_identity(own / "samples.jsonl")
     assert "metrics.jsonl" not in about["changed"]
     assert not {"notes.md", "ppo/state/state.json"} & members.keys()
+
+
+def test_an_import_never_holds_a_whole_file(bundled: Path, tmp_path: Path) -> None:
+    zeros = {"ppo/zeros.json": bytes(1 << 25)}
+    members = content(bundled) | zeros
+    about = json.loads(members["bundle.json"])
+    about["files"] |= {name: [len(each), sha256_of(each)] for name, each in zeros.items()}
+    members["bundle.json"] = json.dumps(about).encode()
+    with ZipFile(tmp_path / "zeros.zip", "w", ZIP_DEFLATED) as archive:
+        for name, each in members.items():
+            archive.writestr(name, each)
+    tracemalloc.start()
+    import_bundle(tmp_path / "zeros.zip", tmp_path / "run")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "run" / "ppo" / "zeros.json").stat().st_size == 1 << 25
+    assert peak < 1 << 24
 
 
 def test_an_imported_run_stands_beside_ones_own(

@@ -1,6 +1,7 @@
 """python -m rlhf.replay: steps of a run are taken again, and compared bit for bit."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "run"
     others = "tracking.others=[tests.killer:Disturber]"
     return finished(run_dir, *STEPS, others, PYTHONPATH=ROOT, DISTURB_AT="ppo:3")
+
+
+def test_sigterm_removes_the_temporary_folder(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from rlhf.replay import *\n"
+        "with create_replay_folder(None, beside=Path(sys.argv[1], 'run')) as folder:\n"
+        "    assert folder.is_dir(); os.kill(os.getpid(), signal.SIGTERM); signal.pause()"
+    )
+    assert python("-c", code, tmp_path).returncode == 128 + signal.SIGTERM
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

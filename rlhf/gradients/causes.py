@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
+from rlhf.config.schema.keys import Limit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
@@ -73,13 +74,15 @@ def _limits(name: str, ppo: PpoConfig) -> bool:
     return getattr(ppo, name) not in (None, NO_LIMITS[name])
 
 
-LIMITS = {each.name: each.metadata.get("limit") for each in fields(PpoConfig)}
-NO_LIMITS = {name: limit.off for name, limit in LIMITS.items() if limit}
+LIMITS: dict[str, Limit] = {
+    each.name: each.metadata["limit"] for each in fields(PpoConfig) if "limit" in each.metadata
+}
+NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
 OWN_CODE = "your own code"
 CAUSES = (
     *(
-        Cause(name, LIMITS[name].effect, partial(_limits, name), {name: off})
-        for name, off in NO_LIMITS.items()
+        Cause(name, limit.effect, partial(_limits, name), {name: limit.off})
+        for name, limit in LIMITS.items()
     ),
     Cause(
         "kl_estimator",

@@ -27,6 +27,8 @@ MOST_PARAMS, LONGEST_PARAM = 100, 6000  # parameters of one call, characters of 
 class MlflowTracker(Tracker):
     """A tracker that writes one MLflow run per run directory, and continues it on resume."""
 
+    skips_repeats = True
+
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         """Start the MLflow run, or continue that whose id is in RUN_DIR/mlflow_id.
 

@@ -27,6 +27,8 @@ class TrackioTracker(Tracker):
     Steps that a resumed run repeats are written once if Trackio stores them on this machine.
     """
 
+    skips_repeats = True
+
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         """Start the run PARENT/RUN_DIR of the project, or continue it.
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import closing, nullcontext, suppress
+from email.utils import parsedate_to_datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from threading import Timer
+from typing import Any
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from rlhf.base.errors import ConfigError, RewardError
 from rlhf.base.finite_numbers import float_or_infinity
@@ -19,14 +25,12 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.rules import Answers, ScoreFunction
 from rlhf.rewards.sealed import sealed_copy
 
-if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse
-
 RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
 SECONDS_TO_CONNECT = 5.0
 LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer, enough for a million scores
 LARGEST_PROCESS = 1 << 30  # bytes of this process's memory; HTTP headers have no other limit
-CHUNK = 1 << 16  # bytes of an answer to read at a time
+FIRST_PAUSE = 0.2  # seconds before the second attempt; doubles with each attempt
+CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 
 def build_function_reward(part: RewardTerm) -> Callable[[Answers], Sequence[float]]:
@@ -81,9 +85,10 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
 
     def score_answers(answers: Answers) -> list[float]:
         found: list[float] = []
+        until = time.monotonic() + part.timeout_seconds
         for batch in _split_answers(answers, part.batch_size or max(1, len(answers.responses))):
             try:
-                found += _parse_scores(post(batch))
+                found += _parse_scores(post(batch, until))
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error
         return found
@@ -91,55 +96,88 @@ def build_http_reward(part: RewardTerm) -> ScoreFunction:
     return score_answers
 
 
-Post = Callable[[Mapping[str, Any]], Any]
+Post = Callable[[Mapping[str, Any], float], Any]
 
 
-def connect_endpoint(part: RewardTerm, url: str, *, timeout: float | None = None) -> Post:
+def connect_endpoint(part: RewardTerm, url: str, *, largest: int = LARGEST_ANSWER) -> Post:
     """Return a function that posts a JSON object to ``url``, and returns the JSON of the answer.
 
-    Several threads may call it at the same time. It raises RewardError if the last attempt fails;
-    ``timeout`` is the longest wait for data, in seconds.
+    Several threads may call it at the same time. Its second argument is the time of
+    ``time.monotonic`` until which it may take. It raises RewardError if the last attempt fails, or
+    the answer has more than ``largest`` bytes.
 
     Raises:
         ConfigError: if the token's environment variable is not set, or the URL has no listener.
     """
-    import urllib3
+    place, headers = _require_listener(url), _build_headers(part)
 
-    _require_listener(url)
-    pool, headers = urllib3.PoolManager(maxsize=part.batch_size or 1), _build_headers(part)
-
-    def post(content: Mapping[str, Any]) -> Any:
-        retries = urllib3.Retry(
-            part.retries,
-            allowed_methods=None,
-            status_forcelist=RETRIED,
-            backoff_factor=0.2,
-        )
-        request: dict[str, Any] = {"method": "POST", "url": url, "body": json.dumps(content)}
-        while True:
-            answer, failure = None, None
+    def post(content: Mapping[str, Any], until: float) -> Any:
+        body = json.dumps(content).encode()
+        for attempt in range(part.retries + 1):
+            pause, cause = FIRST_PAUSE * 2**attempt, None
             try:
-                answer = pool.urlopen(
-                    **request,
-                    headers=headers,
-                    timeout=timeout,
-                    retries=False,
-                    redirect=False,
-                    preload_content=False,
-                )
-                status, body = answer.status, _read_body(answer)
+                status, retry_after, answer = _exchange(place, body, headers, until, largest)
                 if status not in RETRIED:
-                    return _parse_answer(status, body)
-            except urllib3.exceptions.HTTPError as error:
-                failure = error
-            try:
-                retries = retries.increment("POST", url, answer, failure)
-            except urllib3.exceptions.HTTPError as error:
-                cause = getattr(error, "reason", None) or error  # why the last attempt failed
-                raise RewardError(failure_reason(cause, None)) from error
-            retries.sleep(answer)
+                    return _parse_answer(status, answer)
+                reason, pause = f"HTTP status {status}", max(pause, _read_pause(retry_after))
+            except TimeoutError as error:
+                limit = f"timeout_seconds={part.timeout_seconds:g}"
+                raise RewardError(f"no answer within {limit}") from error
+            except (OSError, HTTPException) as error:
+                reason, cause = failure_reason(error, None), error
+            if attempt == part.retries or time.monotonic() + pause > until:
+                break
+            time.sleep(pause)
+        raise RewardError(reason) from cause
 
     return post
+
+
+def _exchange(
+    place: SplitResult, body: bytes, headers: Mapping[str, str], until: float, largest: int
+) -> tuple[int, str, bytes]:
+    """Send a request; return status, Retry-After and body of the answer.
+
+    The connection is shut down at ``until``: time limits of sockets are for each byte.
+    """
+    if (left := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    connection = CONNECTIONS[place.scheme](str(place.hostname), place.port, timeout=left)
+    with closing(connection):
+        connection.connect()
+        limit = Timer(until - time.monotonic(), _shut_down, [connection.sock])
+        limit.start()
+        try:
+            target = urlunsplit(("", "", place.path or "/", place.query, ""))
+            connection.request("POST", target, body, headers)
+            with connection.getresponse() as answer:
+                content = answer.read(largest + 1)
+        finally:
+            limit.cancel()
+            if time.monotonic() >= until:
+                raise TimeoutError
+    if len(content) > largest:
+        raise RewardError(f"its answer has more than {largest >> 10} KiB")
+    if answer.length:  # the connection was lost
+        raise IncompleteRead(content, answer.length)
+    return answer.status, answer.getheader("Retry-After", ""), content
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # the exchange has just ended
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _read_pause(text: str) -> float:
+    """Return the seconds that a header Retry-After asks to wait; 0 if it cannot be read.
+
+    It is a number, which some servers write as "1.5" or "60s", or a date.
+    """
+    if (number := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*s?\s*", text)) is not None:
+        return float(number[1])
+    with suppress(ValueError, OverflowError):
+        return parsedate_to_datetime(text).timestamp() - time.time()
+    return 0.0
 
 
 def _split_answers(answers: Answers, size: int) -> Iterator[dict[str, Any]]:
@@ -164,29 +202,15 @@ def _build_headers(part: RewardTerm) -> dict[str, str]:
     return headers
 
 
-def _require_listener(url: str) -> None:
-    """Raise ConfigError if nothing accepts connections at the address."""
-    from urllib3.util import parse_url
-
+def _require_listener(url: str) -> SplitResult:
+    """Return the parts of an address; raise ConfigError if nothing accepts connections there."""
     try:
-        place = parse_url(url)
-        port = place.port or {"http": 80, "https": 443}[str(place.scheme)]
+        place = urlsplit(url)
+        port = place.port or {"http": 80, "https": 443}[place.scheme]
         socket.create_connection((str(place.hostname), port), SECONDS_TO_CONNECT).close()
     except (OSError, ValueError) as error:  # ValueError: not the name of a host
         raise ConfigError(f"url={url}: nothing answers there ({error})") from error
-
-
-def _read_body(answer: BaseHTTPResponse) -> bytes:
-    """Return the body of an endpoint's answer; raise RewardError if it is too large."""
-    body = bytearray()
-    try:
-        for piece in answer.stream(CHUNK, decode_content=False):
-            body += piece
-            if len(body) > LARGEST_ANSWER:
-                raise RewardError(f"its answer has more than {LARGEST_ANSWER >> 20} MiB")
-    finally:
-        answer.close()
-    return bytes(body)
+    return place
 
 
 def _parse_answer(status: int, body: bytes) -> Any:

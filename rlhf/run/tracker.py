@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from rlhf.run.step_alarms import Alarm
 
+ENDS = 10  # times tracking.timeout_seconds: how long a tracker may start, conclude and finish
+
 
 class Token(NamedTuple):
     """A token of a response, with the numbers that the report shows."""
@@ -40,7 +42,13 @@ class Sample(NamedTuple):
 class Tracker:
     """The base class of trackers, whose methods do nothing; trackers override what they need.
 
-    Rank 0 calls the methods between steps.
+    Rank 0 makes and calls a tracker in a thread of its own, one call after another.
+    """
+
+    skips_repeats = False
+    """True: it skips lines that it has, so a resumed run sends it the lines before its checkpoint.
+
+    It may lack them if the run was killed, or if it failed in the earlier attempt.
     """
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
-from rlhf.base.stored_files import METRICS, read_json_lines
+from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.stored_files import LINE, METRICS, SAMPLE, read_json_lines
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.options import Backend
-from rlhf.run.jsonl import JsonlWriter
+from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
-from rlhf.run.tracker import Sample, Tracker, numbers_for_histograms
+from rlhf.run.tracker import ENDS, Sample, Token, Tracker, numbers_for_histograms
 
 
 class TensorBoardTracker(Tracker):
@@ -27,6 +34,8 @@ class TensorBoardTracker(Tracker):
 
     A resumed run repeats steps after its checkpoint; steps in the event files are not added again.
     """
+
+    skips_repeats = True
 
     def __init__(self, folder: Path, run_config: Mapping[str, Any]) -> None:
         """Open the event file.
@@ -121,10 +130,40 @@ class StoppedByAlarmError(RlhfError):
         self.alarm = alarm
 
 
+class IsolatedTracker:
+    """A tracker that a daemon thread of its own makes and calls, so that it cannot hang the run."""
+
+    def __init__(self, build: Callable[[], Tracker], seconds: float) -> None:
+        """Build the tracker; raise its error, or TimeoutError. ``seconds`` limits each call."""
+        self._seconds, self._calls = seconds, SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
+        Thread(target=self._run_calls, daemon=True).start()
+        self.tracker: Tracker = self._await(build, ENDS)
+
+    def call(self, function: Callable[[Tracker], object], *, is_end: bool = False) -> None:
+        """Call ``function`` with the tracker; raise its error, or TimeoutError."""
+        self._await(partial(function, self.tracker), ENDS if is_end else 1)
+
+    def _await(self, function: Callable[[], Any], times: int) -> Any:
+        done, seconds = Future[Any](), times * self._seconds
+        self._calls.put((function, done))
+        if not wait([done], seconds).done:
+            raise TimeoutError(f"tracking.timeout_seconds: no answer in {seconds:g} s")
+        return done.result()
+
+    def _run_calls(self) -> None:
+        while True:
+            function, done = self._calls.get()
+            try:
+                done.set_result(function())
+            except BaseException as error:  # a user's tracker may raise anything
+                done.set_exception(error)
+
+
 class Trackers(Tracker):
     """A tracker that forwards all calls to other trackers, and raises alarms on wrong metrics.
 
-    Once a tracker in ``others`` has failed, it is not called again: training must not stop.
+    Once a tracker in ``others`` has failed or taken too long, it is not called again: training must
+    not stop.
     """
 
     def __init__(
@@ -132,7 +171,7 @@ class Trackers(Tracker):
         trackers: Sequence[Tracker],
         alarms: AlarmsConfig,
         say: Callable[[str], None],
-        others: Mapping[str, Tracker],
+        others: Mapping[str, IsolatedTracker],
         *,
         is_fp32: bool = False,
     ) -> None:
@@ -176,31 +215,65 @@ class Trackers(Tracker):
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
-        self._call_each_tracker(lambda tracker: tracker.conclude(result))
+        self._call_each_tracker(lambda tracker: tracker.conclude(result), is_end=True)
 
     def finish(self) -> None:
         """Close all trackers."""
-        self._call_each_tracker(lambda tracker: tracker.finish())
+        self._call_each_tracker(lambda tracker: tracker.finish(), is_end=True)
 
     def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Let the alarm rules check the metrics that an earlier attempt of the run has logged."""
         for line in lines:
-            values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
-            self._rules.check(line["phase"], line["step"], values)
+            self._rules.check(line["phase"], line["step"], _logged_values(line))
 
-    def _call_each_tracker(self, call: Callable[[Tracker], None]) -> None:
+    def repeat_logs(self, run_dir: Path, ppo_steps: int | None) -> None:
+        """Send what earlier attempts have logged to the trackers that skip what they have."""
+        self._call_each_tracker(
+            lambda tracker: _repeat_logs(tracker, run_dir, ppo_steps), is_end=True
+        )
+
+    def _call_each_tracker(self, call: Callable[[Tracker], None], *, is_end: bool = False) -> None:
         for name, tracker in list(self._others.items()):
             try:
-                call(tracker)
-            except Exception as error:
+                tracker.call(call, is_end=is_end)
+            except (Exception, SystemExit) as error:
                 del self._others[name]
                 self._say(
                     f"warning: {name} failed ({type(error).__name__}: {error}). The run "
                     "continues without it; metrics.jsonl and samples.jsonl have everything"
                 )
         # Files are written last: a step in metrics.jsonl has been sent to every other tracker.
-        for tracker in self._trackers:
-            call(tracker)
+        for each in self._trackers:
+            call(each)
+
+
+def _logged_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a line of metrics.jsonl; null there stands for NaN."""
+    return {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
+
+
+def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None:
+    """Call ``tracker`` for all lines of a run's logs but alarms, if it skips what it has."""
+    if not tracker.skips_repeats:
+        return
+    of_step = itemgetter("phase", "step")
+    samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
+    for (phase, step), group in groupby(samples, of_step):
+        tracker.samples(phase, step, [*map(_read_sample, group)], steps=ppo_steps or step)
+    for log in OPTIONS_LOGS:
+        for (phase, step), group in groupby(read_json_lines(run_dir / log, LINE), of_step):
+            tracker.lines(log, phase, step, list(group))
+    for line in read_json_lines(run_dir / "metrics.jsonl", METRICS):
+        tracker.log(line["phase"], line["step"], _logged_values(line))
+
+
+def _read_sample(line: Mapping[str, Any]) -> Sample:
+    """Return the sample of a line of samples.jsonl; numbers that it lacks are NaN."""
+    score, kl = (math.nan if line.get(name) is None else line[name] for name in ("score", "kl"))
+    tokens = [Token(text, *[math.nan] * 4) for text in line.get("token_texts", ())]
+    parts = {"gold": line["gold"]} | line["gold_parts"] if "gold_parts" in line else None
+    ended, model = line.get("ended", False), line.get("model", "actor")
+    return Sample(line["prompt"], line["response"], ended, score, kl, tokens, parts, model=model)
 
 
 class FileTracker(Tracker):
@@ -268,18 +341,19 @@ def build_tracker(
     ``say`` prints alarms, and warnings of trackers that failed.
 
     Raises:
-        CapabilityError: if Weights & Biases or TensorBoard is configured but not available.
+        CapabilityError: if a tracker is configured but does not start.
         ConfigError: if a tracker in tracking.others cannot be imported.
     """
     if not is_main:
         return Tracker()
-    others: dict[str, Tracker] = {}
+    builders: dict[str, Callable[[], Tracker]] = {}
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.run.wandb_run import WandbTracker
 
         place = run_dir.resolve()
         is_job = place.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
-        others["Weights & Biases"] = WandbTracker(
+        builders["Weights & Biases"] = partial(
+            WandbTracker,
             config.tracking,
             run_dir,
             asdict(config),
@@ -288,14 +362,24 @@ def build_tracker(
             job_type="+".join(config.phase.order),
         )
     if config.tracking.tensorboard:
-        others["TensorBoard"] = TensorBoardTracker(run_dir / "tensorboard", asdict(config))
+        folder = run_dir / "tensorboard"
+        builders["TensorBoard"] = partial(TensorBoardTracker, folder, asdict(config))
     for path in config.tracking.others:
-        others[path] = _import_tracker(path)(config, run_dir)
+        builders[path] = partial(_import_tracker(path), config, run_dir)
+    others: dict[str, IsolatedTracker] = {}
+    for name, build in builders.items():
+        with translate_errors(partial(_refuse_tracker, name)):
+            others[name] = IsolatedTracker(build, config.tracking.timeout_seconds)
     # A server computes in a precision of its own.
     is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)
     trackers.restore_alarm_series(read_json_lines(run_dir / "metrics.jsonl", METRICS))
+    trackers.repeat_logs(run_dir, config.ppo.steps)
     return trackers
+
+
+def _refuse_tracker(name: str, reason: str) -> CapabilityError:
+    return CapabilityError(f"tracking: {name} does not start ({reason}); repair it or leave it out")
 
 
 def _import_tracker(path: str) -> Callable[[RunConfig, Path], Tracker]:

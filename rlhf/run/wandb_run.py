@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.hashing import sha256_of
-from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_json_lines, read_stored_text
+from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
-from rlhf.run.tracker import Sample, Tracker, numbers_for_histograms
+from rlhf.run.tracker import ENDS, Sample, Tracker, numbers_for_histograms
 
 if TYPE_CHECKING:
     import wandb
@@ -30,6 +30,7 @@ MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
 # https://github.com/google/leveldb/blob/main/doc/log_format.md. Its records are protocol buffers.
 BLOCK, FILE_HEADER, HEADER = 32768, 7, 7  # bytes
 FULL, LAST = 1, 4  # kinds of chunks that complete a record
+OFFLINE_FILES = "wandb/offline-run-*/run-*.wandb"  # one per attempt, in their order
 
 # Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
 PREFIXES: Mapping[Phase, tuple[str, ...]] = {
@@ -58,6 +59,8 @@ class WandbTracker(Tracker):
     was stopped; steps that W&B has already are not sent again.
     """
 
+    skips_repeats = True
+
     def __init__(
         self,
         config: TrackingConfig,
@@ -75,6 +78,7 @@ class WandbTracker(Tracker):
         """
         from wandb.errors import Error
 
+        cut_incomplete_records(run_dir)
         try:
             _require_login(config.wandb)
             names = {"name": name, "group": group, "job_type": job_type}
@@ -89,12 +93,7 @@ class WandbTracker(Tracker):
             self._run.use_artifact(_build_data_artifact(run_config["data"]))
         self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}
-        # Prompts and their responses before training; a resumed run reads them from samples.jsonl.
-        self._first: dict[str, str] = {
-            line["prompt"]: line["response"]
-            for line in read_json_lines(run_dir / "samples.jsonl", SAMPLE)
-            if line["step"] == 0
-        }
+        self._first: dict[str, str] = {}  # prompts and their responses before training
         self._increment = -1
         for phase, prefixes in PREFIXES.items():
             self._run.define_metric(f"{phase}/step")
@@ -114,9 +113,9 @@ class WandbTracker(Tracker):
         if step == 0:
             self._first = {sample.prompt: sample.response for sample in samples}
         key, increment = f"{phase}/samples", MOST_INCREMENTS * step // max(steps, 1)
-        if increment == self._increment or step <= self._sent.get(_common_prefix(phase, [key]), -1):
+        is_shown, self._increment = increment != self._increment, increment
+        if not is_shown or step <= self._sent.get(_common_prefix(phase, [key]), -1):
             return
-        self._increment = increment
         rows = [self._table_row(step, sample) for sample in samples]
         if phase not in self._tables:
             import wandb
@@ -267,6 +266,8 @@ def _start_run(
         init_timeout=INIT_TIMEOUT_SECONDS,
         # Console capture would record every frame of the progress bar.
         console="off",
+        finish_timeout=0.9 * ENDS * config.timeout_seconds,
+        finish_timeout_raises=True,
         # quiet still prints an online run's address; silent prints nothing, for offline runs.
         quiet=True,
         silent=config.wandb is WandbMode.offline,
@@ -304,8 +305,11 @@ def _read_or_create_run_id(path: Path) -> str:
     return run_id
 
 
-def read_wandb_records(path: Path) -> Iterator[Any]:
-    """Yield the complete records of a .wandb file, for which wandb 0.31 has no reader."""
+def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
+    """Yield each complete record of a .wandb file, and the position of its end.
+
+    wandb 0.31 has no reader for these files.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, position, parts = path.read_bytes(), FILE_HEADER, b""
@@ -324,14 +328,29 @@ def read_wandb_records(path: Path) -> Iterator[Any]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             parts = b""
-            yield record
+            yield record, position
+
+
+def cut_incomplete_records(run_dir: Path) -> None:
+    """Cut the files of killed attempts after their last complete record; remove those without one.
+
+    ``wandb sync`` stops at an incomplete record, and does not upload the attempts that follow.
+    """
+    for path in run_dir.glob(OFFLINE_FILES):
+        ends = [end for _, end in read_wandb_records(path)]
+        if path.is_symlink() or path.parent.is_symlink():
+            continue  # it may be in another run
+        if ends:
+            os.truncate(path, ends[-1])
+        else:
+            path.unlink()
 
 
 def read_wandb_history(run_dir: Path) -> list[dict[str, Any]]:
     """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
     found = []
-    for path in sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb")):
-        for record in read_wandb_records(path):
+    for path in sorted(run_dir.glob(OFFLINE_FILES)):
+        for record, _ in read_wandb_records(path):
             if record.HasField("history"):
                 items = record.history.item
                 named = {item.key or "/".join(item.nested_key): item.value_json for item in items}

@@ -8,6 +8,7 @@ brings no links, code or weights, and nothing lands outside the new folder.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,8 @@ NAMES = re.compile(
     re.ASCII,
 )
 MOST_BYTES = 2**31  # of a bundle's files together, unpacked
+MOST_CONTENTS = 2**24  # bytes of bundle.json, which is read whole
+PIECE = 2**20  # bytes to unpack at a time
 LAST_START = 2.0**33  # seconds since 1970, in the year 2242
 READABLE = 0o644 << 16  # permissions of a file as a .zip file stores them
 
@@ -125,22 +128,23 @@ def import_bundle(file: Path, folder: Path) -> None:
     """
     if os.path.lexists(folder):
         raise ConfigError(f"{folder}: it exists; name another folder behind the file")
-    members = _read_members(file)
-    first = next(members)  # refuses a file that is no bundle before a folder is made
+    pieces = _read_pieces(file)
+    first = next(pieces)  # refuses a file that is no bundle before a folder is made
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(folder) as building:
-        for name, content, started in chain([first], members):
+        for name, piece, started in chain([first], pieces):
             path = building / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            with path.open("ab") as opened:
+                opened.write(piece)
             os.utime(path, (started, started))
 
 
-def _read_members(file: Path) -> Iterator[tuple[str, bytes, float]]:
-    """Yield name and content of each file of a bundle, bundle.json first, and the run's start.
+def _read_pieces(file: Path) -> Iterator[tuple[str, bytes, float]]:
+    """Yield each file of a bundle in pieces, with its name and the run's start; bundle.json first.
 
     Raises:
-        CheckpointError: before the first if ``file`` is no bundle, and before one that is damaged.
+        CheckpointError: before the first if ``file`` is no bundle, after a file that is damaged.
     """
     with (
         translate_errors(partial(_refusal, file)),
@@ -148,12 +152,15 @@ def _read_members(file: Path) -> Iterator[tuple[str, bytes, float]]:
         ZipFile(opened) as archive,
     ):
         about = _read_contents(file, archive)
-        yield BUNDLE, archive.read(BUNDLE), about["started"]
-        for name, identity in about["files"].items():
-            content = archive.read(name)
-            if _identity_of(content) != identity:
+        for name in (BUNDLE, *about["files"]):
+            size, digest = 0, hashlib.sha256()
+            with archive.open(name) as member:
+                for piece in chain([b""], iter(partial(member.read, PIECE), b"")):
+                    size += len(piece)
+                    digest.update(piece)
+                    yield name, piece, about["started"]
+            if name != BUNDLE and [size, digest.hexdigest()] != about["files"][name]:
                 raise _refusal(file, f"{name} in it is not what was written")
-            yield name, content, about["started"]
 
 
 def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
@@ -164,6 +171,8 @@ def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
         raise _refusal(file, f"it has no {BUNDLE}")
     if sum(member.file_size for member in members) > MOST_BYTES:
         raise _refusal(file, f"its files are larger than {MOST_BYTES:,} bytes")
+    if archive.getinfo(BUNDLE).file_size > MOST_CONTENTS:
+        raise _refusal(file, f"{BUNDLE} is larger than {MOST_CONTENTS:,} bytes")
     try:
         about: dict[str, Any] = parse_json(file, archive.read(BUNDLE), BUNDLE_FORM, f"{BUNDLE}: ")
     except DamagedFileError as error:

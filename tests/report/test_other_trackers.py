@@ -20,7 +20,7 @@ SAMPLE = Sample("2+2?", " *4*", True, 0.5, 0.25, [])
 ALARM = Alarm("ppo", 4, AlarmName.no_change, "ppo/kl", 9.0, "Raise ppo.kl_ctl.")
 # TensorBoard's protocol buffers are written in C, in the older way.
 OLD_PROTOCOL = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-KL = [(step, step / 8) for step in (1, 2, 3, 4, 5)]
+KL = [(step, step / 8) for step in range(1, 9)]
 
 
 @pytest.fixture
@@ -40,13 +40,17 @@ def trackio_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record_twice(compose: Compose, tracking: str, run_dir: Path) -> list[str]:
-    """Record a run that is killed after step 4 and resumed after step 2; return what it said."""
+    """Record a run that is stopped thrice; return what it said.
+
+    The second attempt repeats steps. The third is killed, and the tracker loses its steps.
+    """
     run_dir.mkdir(parents=True)
     said: list[str] = []
-    for steps in ((1, 2, 3, 4), (3, 4, 5)):
-        config = run_of(compose, f"tracking={tracking}", "tracking.tags=[a]", "ppo.kl_ctl=0.25")
+    for steps in ((1, 2, 3, 4), (3, 4, 5), (6, 7), (8,)):
+        kept = "local" if 6 in steps else tracking
+        config = run_of(compose, f"tracking={kept}", "tracking.tags=[a]", "ppo.kl_ctl=0.25")
         tracker = build_tracker(config, run_dir, is_main=True, say=said.append)
-        record(tracker, steps, is_last=5 in steps)
+        record(tracker, steps, is_last=8 in steps)
     return said
 
 
@@ -54,8 +58,9 @@ def record(tracker: Tracker, steps: Sequence[int], *, is_last: bool) -> None:
     tracker.log("sft", 9, {"sft/loss": 2.5})
     for step in steps:
         tracker.log("ppo", step, {"ppo/kl": step / 8})
-        if step == 4:
+        if step in (4, 7):
             tracker.samples("ppo", step, [SAMPLE], steps=8)
+        if step == 4:
             tracker.alert(ALARM)
     if is_last:
         tracker.conclude({"objective": 0.75, "phases": {}})
@@ -82,9 +87,12 @@ def test_tensorboard_has_each_step_once(compose: Compose, tmp_path: Path) -> Non
     own = {"objective": steps["objective"]}
     assert steps == {"sft/loss": [(9, 2.5)], "ppo/kl": KL, **own}, "the same names as everywhere"
     assert [value for _, value in steps["objective"]] == [0.75]
-    (text,) = events.Tensors("ppo/samples/text_summary")
+    texts = events.Tensors("ppo/samples/text_summary")
     shown = b"actor, score 0.50, KL 0.25\n\n    2+2? *4*"
-    assert (text.step, text.tensor_proto.string_val) == (4, [shown])
+    assert [(text.step, *text.tensor_proto.string_val) for text in texts] == [
+        (4, shown),
+        (7, shown),
+    ]
     metadata = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert all(word in metadata for word in (b"seed", b"ppo.kl_ctl", b"None"))
 
@@ -124,7 +132,7 @@ def test_mlflow_has_one_run_with_each_step_once(compose: Compose, tmp_path: Path
     assert run.data.tags["run_dir"] == str(run_dir)
     assert run.data.tags["a"] == "true"
     assert run.data.tags["alarm.ppo.no_change"] == ALARM.line
-    text = client.download_artifacts(run.info.run_id, "samples/ppo_000004.md", str(tmp_path))
+    text = client.download_artifacts(run.info.run_id, "samples/ppo_000007.md", str(tmp_path))
     assert Path(text).read_text() == "actor, score 0.50, KL 0.25\n\n    2+2? *4*"
     result = client.download_artifacts(run.info.run_id, "result.json", str(tmp_path))
     assert json.loads(Path(result).read_text())["objective"] == 0.75
@@ -143,8 +151,8 @@ def test_trackio_has_one_run_with_each_step_once(compose: Compose, tmp_path: Pat
     assert [(line["step"], line["ppo/kl"]) for line in lines if "ppo/kl" in line] == KL
     assert [line["step"] for line in lines if "sft/loss" in line] == [9]
     assert [line["objective"] for line in lines if "objective" in line] == [0.75]
-    (text,) = [line["ppo/samples"] for line in lines if "ppo/samples" in line]
-    assert text["_value"] == "actor, score 0.50, KL 0.25\n\n    2+2? *4*"
+    texts = {line["step"]: line["ppo/samples"]["_value"] for line in lines if "ppo/samples" in line}
+    assert texts == dict.fromkeys((4, 7), "actor, score 0.50, KL 0.25\n\n    2+2? *4*")
     assert run.config is not None
     assert run.config["ppo.kl_ctl"] == 0.25
     assert ALARM.line in [each["text"] for each in run.alerts()]

@@ -48,6 +48,21 @@ class EndpointHandler(BaseHTTPRequestHandler):
         self.server.tokens.append(self.headers["Authorization"])
         return body, self.server.faults.pop(0) if self.server.faults else ""
 
+    def answers_slowly(self, fault: str) -> bool:
+        """Answer as the fault "drip", "drip head" or "429 SECONDS" says; False: it is another."""
+        if fault.startswith("429 "):
+            self.send_response(429)
+            self.send_header("Retry-After", fault.removeprefix("429 "))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif fault.startswith("drip"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"\r\n" * (fault == "drip"))
+            with suppress(OSError):  # the other side has waited enough
+                while True:
+                    self.wfile.write(b"1")
+                    time.sleep(0.05)
+        return fault.startswith(("429 ", "drip"))
+
     def log_message(self, *_: Any) -> None:
         """Say nothing."""
 
@@ -55,6 +70,8 @@ class EndpointHandler(BaseHTTPRequestHandler):
 class _Handler(EndpointHandler):
     def do_POST(self) -> None:
         body, fault = self.take_request()
+        if self.answers_slowly(fault):
+            return
         scores: Any = [float(len(each)) for each in body["responses"]]
         match fault:
             case "sleep":

@@ -226,14 +226,14 @@ def test_errors_of_an_endpoint_are_tried_again(server: Endpoint, start: Start) -
     ("fault", "reason"),
     [
         ("sleep", "it took more than 0.5 s"),
-        ("500", "too many 500 error responses"),
+        ("500", "HTTP status 500"),
         ("length", "it returned 3 scores for 2 responses"),
         ("cut", "IncompleteRead"),
         ("text", r'not \{"scores"'),
         ("texts", 'score 0 of the answer is "1.0": no number'),
         ("true", "score 0 of the answer is true: no number"),
         ("away", "HTTP status 302"),
-        ("endless", "its answer has more than 16 MiB"),
+        ("endless", "its answer has more than 16384 KiB"),
     ],
 )
 def test_an_endpoint_that_misbehaves_fails(

@@ -6,18 +6,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
 from rlhf.options import Backend
 from rlhf.options.branches.critic_states import CriticState
+from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Token, Tracker
-from rlhf.run.trackers import FileTracker, Trackers, build_tracker
+from rlhf.run.trackers import FileTracker, IsolatedTracker, Trackers, build_tracker
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
 TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]
@@ -52,13 +54,14 @@ def run_config(
         upload=False,
         tensorboard=tensorboard,
         others=list(others),
+        timeout_seconds=20.0,
         show_config=False,
         log_every=1,
     )
     rest: dict[str, Any] = {field.name: None for field in fields(RunConfig)}
     settings: Any = SimpleNamespace(dtype="bf16", backend="fast")
     rest |= {"hardware": settings, "rollout": settings, "tracking": tracking, "alarms": NO_ALARMS}
-    return RunConfig(**rest | {"name": "default"})
+    return RunConfig(**rest | {"name": "default", "ppo": SimpleNamespace(steps=10)})
 
 
 def test_an_undocumented_metric_is_logged_and_named_once() -> None:
@@ -100,7 +103,8 @@ def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
 
 def test_a_tracker_that_fails_once_is_left_alone() -> None:
     notes, said = Notes(), []
-    tracker = Trackers([], NO_ALARMS, said.append, {"Notes": notes})
+    isolated = IsolatedTracker(lambda: notes, 20)
+    tracker = Trackers([], NO_ALARMS, said.append, {"Notes": isolated})
     tracker.log("sft", 1, {})
     for step in (1, 2):
         tracker.samples("sft", step, [SAMPLE], steps=2)
@@ -109,6 +113,63 @@ def test_a_tracker_that_fails_once_is_left_alone() -> None:
     assert notes.taken == [("sft", 1, {})]
     (warning,) = said
     assert warning.startswith("warning: Notes failed (OSError: no space left). The run continues")
+
+
+class Stuck(Notes):
+    """A tracker that hangs in step 2, or at a later call as ``hangs_in`` says."""
+
+    hangs_in = "log"
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        super().log(phase, step, values)
+        if step == 2 and self.hangs_in == "log":
+            Event().wait()
+
+    def alert(self, _: Alarm) -> None:
+        sys.exit("a tracker may raise anything")
+
+    def finish(self) -> None:
+        if self.hangs_in == "finish":
+            Event().wait()
+
+
+@pytest.mark.parametrize("hangs_in", ["log", "finish"])
+def test_a_tracker_that_hangs_is_left_alone(
+    hangs_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stuck, "hangs_in", hangs_in)
+    config = run_config(WandbMode.disabled, others=[f"{__name__}:Stuck"])
+    config.tracking.timeout_seconds = 0.1
+    said: list[str] = []
+    tracker = build_tracker(config, tmp_path, is_main=True, say=said.append)
+    for step in (1, 2, 3):
+        tracker.log("sft", step, {"sft/loss": 1.0})
+    tracker.finish()
+    (warning,) = said
+    seconds = {"log": "0.1", "finish": "1"}[hangs_in]
+    reason = f"(TimeoutError: tracking.timeout_seconds: no answer in {seconds} s)"
+    assert f"{__name__}:Stuck failed {reason}. The run continues without it" in warning
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_tracker_that_exits_does_not_end_the_run() -> None:
+    said: list[str] = []
+    tracker = Trackers([], NO_ALARMS, said.append, {"Stuck": IsolatedTracker(Stuck, 20)})
+    tracker.alert(Alarm("ppo", 4, AlarmName.no_change, "ppo/kl", 9.0, "Raise ppo.kl_ctl."))
+    assert "Stuck failed (SystemExit: a tracker may raise anything)" in said[-1]
+
+
+class Unreachable(Tracker):
+    """A tracker whose server does not answer."""
+
+    def __init__(self, *_: object) -> None:
+        raise ConnectionError("no server")
+
+
+def test_a_tracker_that_does_not_start_is_refused(tmp_path: Path) -> None:
+    config = run_config(WandbMode.disabled, others=[f"{__name__}:Unreachable"])
+    with pytest.raises(CapabilityError, match=r"Unreachable does not start \(no server"):
+        build_tracker(config, tmp_path, is_main=True, say=[].append)
 
 
 def test_a_tracker_of_the_user_is_imported(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 Each run is a process of its own with an empty home: wandb reads credentials and settings but once.
 """
 
+import math
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,8 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from rlhf.config.choices import Source, WandbMode
 from rlhf.config.freeze import to_run_config
-from rlhf.run.tracker import Sample, Token
-from rlhf.run.trackers import FileTracker, build_tracker
+from rlhf.run.tracker import Sample, Token, Tracker
+from rlhf.run.trackers import FileTracker, IsolatedTracker, Trackers, build_tracker
 from rlhf.run.wandb_run import (
     BLOCK,
     FILE_HEADER,
@@ -30,11 +33,13 @@ from rlhf.run.wandb_run import (
     HEADER,
     MOST_INCREMENTS,
     WandbTracker,
+    cut_incomplete_records,
     read_wandb_history,
     read_wandb_records,
 )
 from tests.conftest import Compose
-from tests.run.test_trackers import run_config
+from tests.run.test_trackers import NO_ALARMS, run_config
+from tests.run.wandb_server import WandbServer
 from tests.runs import ROOT, TINY_RUN, launch, start
 
 CODE = """
@@ -135,7 +140,7 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
     assert logged_models(runs[-1]) == [actor]
     (table,) = [line for line in read_wandb_history(machine.run_dir) if "ppo/samples/nrows" in line]
     assert table["ppo/step"] == 1
-    found = [each.summary for each in read_wandb_records(runs[-1]) if each.HasField("summary")]
+    found = [each.summary for each, _ in read_wandb_records(runs[-1]) if each.HasField("summary")]
     written = {"/".join(item.nested_key) or item.key for each in found for item in each.update}
     assert {"objective", "result/ppo/gold_after"} <= written
     for path in (*machine.run_dir.rglob("*"), *machine.home.rglob("*")):
@@ -144,7 +149,7 @@ def test_offline_needs_no_account_and_prints_nothing(machine: Machine) -> None:
 
 def logged_models(path: Path) -> list[tuple[str, list[str]]]:
     """Name and entries of each model's artifact in a .wandb file."""
-    found = [each.artifact for each in read_wandb_records(path) if each.HasField("artifact")]
+    found = [each.artifact for each, _ in read_wandb_records(path) if each.HasField("artifact")]
     return [(a.name, [e.path for e in a.manifest.contents]) for a in found if a.type == "model"]
 
 
@@ -210,6 +215,77 @@ def test_offline_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> Non
     assert evaluated == [0, STEPS]
     tables = [line for line in logged if "ppo/samples/nrows" in line]
     assert [line["ppo/step"] for line in tables] == [0, 2, 4, 6]
+
+
+ATTEMPT = """
+import os, signal, sys
+from pathlib import Path
+from types import SimpleNamespace
+import wandb
+from rlhf.config.choices import WandbMode
+from rlhf.run.trackers import build_tracker
+from tests.run.test_trackers import run_config
+
+mode, run_dir, first, last, end = sys.argv[1:]
+config = run_config(WandbMode(mode))
+config.phase = SimpleNamespace(order=["ppo"])
+config.data = {"source": "synthetic", "path": None, "sets": {}}
+wandb.Run.use_artifact = lambda *_: None
+tracker = build_tracker(config, Path(run_dir), is_main=True, say=print)
+for step in range(int(first), int(last) + 1):
+    tracker.log("ppo", step, {f"ppo/parts/{part}": float(step) for part in range(20)})
+    tracker.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}])
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+tracker.finish()
+"""
+
+
+def attempt(mode: str, server: WandbServer, run_dir: Path, *how: object) -> None:
+    """Take steps of a run in a process, which is killed or finishes."""
+    run_dir.mkdir(exist_ok=True)
+    words = [sys.executable, "-c", ATTEMPT, mode, run_dir, *how]
+    ended = subprocess.run(list(map(str, words)), env=environment(server), cwd=ROOT, check=False)
+    assert ended.returncode == (-signal.SIGKILL if "killed" in how else 0)
+
+
+def environment(server: WandbServer) -> dict[str, str]:
+    quiet = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "WANDB_ERROR_REPORTING": "false"}
+    return {**os.environ, **quiet}
+
+
+def sent_steps(server: WandbServer) -> dict[str, list[int]]:
+    """Steps of the rows of metrics and of histograms on the server."""
+    (rows,) = server.rows.values()
+    names = ("ppo/parts/0", "ppo/histograms/rollouts/score")
+    return {name: [row["ppo/step"] for row in rows if name in row] for name in names}
+
+
+@pytest.mark.slow
+def test_wandb_sync_uploads_all_steps_of_killed_attempts_once(tmp_path: Path) -> None:
+    with WandbServer().serving() as server:
+        attempt("offline", server, tmp_path, 1, 40, "killed")
+        attempt("offline", server, tmp_path, 41, 42, "killed")  # before its first record is written
+        attempt("offline", server, tmp_path, 43, 45, "finishes")
+        for _ in range(2):  # the second time there is nothing left to upload
+            words = ["wandb", "sync", *sorted(tmp_path.glob("wandb/offline-run-*"))]
+            command = [sys.executable, "-m", *map(str, words)]
+            ended = subprocess.run(
+                command, env=environment(server), capture_output=True, text=True, check=True
+            )
+            assert "ERROR" not in ended.stderr
+        found = sent_steps(server)
+    assert [*found.values()] == [list(range(1, 46))] * 2
+
+
+@pytest.mark.soak
+def test_an_online_run_that_was_killed_and_resumed_is_whole(tmp_path: Path) -> None:
+    with WandbServer().serving() as server:
+        attempt("online", server, tmp_path, 1, 20, "finishes")
+        attempt("online", server, tmp_path, 21, 40, "killed")
+        attempt("online", server, tmp_path, 41, 50, "finishes")
+        found = sent_steps(server)
+    assert [*found.values()] == [list(range(1, 51))] * 2
 
 
 class FakeRun:
@@ -282,11 +358,14 @@ def test_names_are_those_of_the_config_and_the_sweep(
 def test_samples_come_beside_the_response_before_training(
     is_resumed: bool, run: FakeRun, tmp_path: Path
 ) -> None:
-    tracker, files = fake_tracker(tmp_path), FileTracker(tmp_path, [].append)
+    tracker: Tracker = fake_tracker(tmp_path)
+    files = FileTracker(tmp_path, [].append)
     tokens = [Token("t", 0.1, 0.2, 0.3, 0.4)] * 3
     for step, response in ((0, "old"), (5, "later"), (10, "new")):
         if is_resumed and step == 10:
-            tracker = fake_tracker(tmp_path)
+            again = {"W&B": IsolatedTracker(partial(fake_tracker, tmp_path), 20)}
+            Trackers([], NO_ALARMS, [].append, again).repeat_logs(tmp_path, 10)
+            tracker = again["W&B"].tracker
         parts = {"gold": 0.5, "exact": 1.0}
         for each in (tracker, files):
             sample = Sample("p", response, True, 1.5, 0.25, tokens, parts)
@@ -365,6 +444,31 @@ def test_steps_that_the_server_has_are_not_sent_again(run: FakeRun, tmp_path: Pa
     assert steps == [*[("ppo/step", 4)] * 3, ("sft/step", 1)]
 
 
+def test_steps_that_the_server_lacks_are_sent_from_the_logs(run: FakeRun, tmp_path: Path) -> None:
+    files = FileTracker(tmp_path, [].append)
+    for step in (1, 2, 3, 4):
+        files.log("ppo", step, {"ppo/clipfrac": math.nan})
+        files.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}] * 2)
+        files.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, [])], steps=10)
+    files.finish()
+    run.summary["ppo/step"] = 2
+    again = IsolatedTracker(partial(fake_tracker, tmp_path, WandbMode.online), 20)
+    Trackers([], NO_ALARMS, [].append, {"W&B": again}).repeat_logs(tmp_path, 10)
+    sent = [(name, line["ppo/step"]) for line in run.logged for name in line if "step" not in name]
+    names = ("ppo/samples", "ppo/histograms/rollouts/score", "ppo/clipfrac")
+    assert sent == [(name, step) for name in names for step in (3, 4)]
+
+
+def test_files_beyond_a_link_are_not_cut(tmp_path: Path) -> None:
+    other, run_dir = tmp_path / "other", tmp_path / "run"
+    other.mkdir()
+    (other / "run-a.wandb").write_bytes(b"abc")
+    (run_dir / "wandb").mkdir(parents=True)
+    (run_dir / "wandb" / "offline-run-1-a").symlink_to(other)
+    cut_incomplete_records(run_dir)
+    assert (other / "run-a.wandb").read_bytes() == b"abc"
+
+
 def test_an_online_run_uses_its_data(
     run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,4 +507,4 @@ def test_the_padding_of_a_block_is_no_record(tmp_path: Path) -> None:
     parts = [struct.pack("<IHB", 0, len(each), FULL) + each for each in (first, second)]
     path = tmp_path / "run.wandb"
     path.write_bytes(bytes(FILE_HEADER) + parts[0] + bytes(pad) + parts[1])
-    assert [record.num for record in read_wandb_records(path)] == [1, 2]
+    assert [record.num for record, _ in read_wandb_records(path)] == [1, 2]

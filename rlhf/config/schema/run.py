@@ -19,6 +19,7 @@ from rlhf.config.schema.keys import (
     MINUTES,
     NO_PHASE,
     PORT,
+    SECONDS,
     AtResume,
     Unread,
     always_affects,
@@ -128,6 +129,8 @@ class TrackingConfig:
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
     others: list[str]
     """Trackers of your own, each as package.module:NAME (docs/watching.md)."""
+    timeout_seconds: float = key(SECONDS, default=60.0)
+    """Longest time for one call of a tracker; ten times as long at its start and end."""
     show_config: bool
     """Print the configuration as a tree before the run starts."""
     log_every: int | None = key(ABOVE_0)

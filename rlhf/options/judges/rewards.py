@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property
@@ -15,17 +16,18 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options.judges.answer_store import AnswerStore, JudgeReply, hash_request
 from rlhf.options.judges.keys import ANSWERS
-from rlhf.options.judges.rubric import Rubric, read_rubric
+from rlhf.options.judges.rubric import Rubric, cut_object, read_rubric
 from rlhf.rewards.outside import connect_endpoint
 from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
 
 KIND = RewardKind.judge
 AT_ONCE = 16  # requests to a server at the same time, if batch_size does not say
 PATIENCE = 0.9  # share of timeout_seconds to wait for answers; in the rest they are stored
+LARGEST_ANSWER = 1 << 18  # bytes of an answer, in which a model may have reasoned at length
 
 Request = dict[str, Any]  # the body of a request to a chat completion API
 Verdict = Mapping[str, float]  # score from 0 to 1 by criterion
-Ask = Callable[[Request], str]
+Ask = Callable[[Request, float], str]  # until a time of time.monotonic
 
 
 def build(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
@@ -93,12 +95,13 @@ class Judge:
 
         A failure is stored only if the part has a fallback, with which the run continues.
         """
+        until = time.monotonic() + PATIENCE * self.part.timeout_seconds
         sent = {
-            key: self._threads.submit(self._send, body)
+            key: self._threads.submit(self._send, body, until)
             for key, body in requests.items()
             if key not in self._store.replies
         }
-        wait(sent.values(), timeout=PATIENCE * self.part.timeout_seconds)
+        wait(sent.values(), timeout=until - time.monotonic())
         late = JudgeReply(None, f"no answer within timeout_seconds={self.part.timeout_seconds:g}")
         found = {key: each.result() if each.done() else late for key, each in sent.items()}
         for each in sent.values():
@@ -109,10 +112,10 @@ class Judge:
             self._store.add(kept)
         return found | self._store.replies
 
-    def _send(self, request: Request) -> JudgeReply:
+    def _send(self, request: Request, until: float) -> JudgeReply:
         """Return the reply of a request; an invalid answer is returned to the model once."""
         try:
-            answer = self.ask(request)
+            answer = self.ask(request, until)
             try:
                 self._read_verdict(answer)
             except RewardError as error:
@@ -120,11 +123,12 @@ class Judge:
                     {"role": "assistant", "content": answer},
                     {"role": "user", "content": f"{error}. Answer with the JSON object only."},
                 ]
-                answer = self.ask({**request, "messages": [*request["messages"], *again]})
+                asked_again = {**request, "messages": [*request["messages"], *again]}
+                answer = self.ask(asked_again, until)
                 self._read_verdict(answer)
         except RlhfError as error:
             return JudgeReply(None, str(error))
-        return JudgeReply(answer)
+        return JudgeReply(cut_object(answer))
 
     def _average_verdicts(self, votes: Sequence[Sequence[JudgeReply]]) -> Verdict:
         """Return the mean score of each criterion, over the votes and the orders of responses."""
@@ -146,10 +150,10 @@ def connect_model(part: RewardTerm) -> Ask:
         ConfigError: if nothing answers there, or the token's environment variable is not set.
     """
     url = f"{str(part.url).rstrip('/')}/chat/completions"
-    post = connect_endpoint(part, url, timeout=part.timeout_seconds)
+    post = connect_endpoint(part, url, largest=LARGEST_ANSWER)
 
-    def ask(request: Request) -> str:
-        match post(request):
+    def ask(request: Request, until: float) -> str:
+        match post(request, until):
             case {"choices": [{"message": {"content": str(answer)}}, *_]}:
                 return answer
         raise RewardError("the answer is not a chat completion with a text")

@@ -19,6 +19,7 @@ PREAMBLE = (
 )
 TEMPLATE = "<prompt>\n$prompt\n</prompt>\n$responses\n$criteria"
 PLACEHOLDERS = {"prompt", "responses", "criteria"}
+LONGEST_VERDICT, SHOWN = 1 << 14, 300  # characters of an object, and of those in a message
 SHARES = {"A": 1.0, "tie": 0.5, "B": 0.0}  # score of response A if this is the better response
 
 
@@ -102,18 +103,21 @@ class Rubric(BaseModel, extra="forbid"):
         """Return the score of each criterion, from 0 to 1, in an answer; of response A if compared.
 
         Raises:
-            RewardError: if the answer is not a JSON object with a valid value for each criterion.
-                Other keys, such as a reason, are ignored.
+            RewardError: if the answer has no JSON object with a valid value for each criterion, or
+                the object is longer than ``LONGEST_VERDICT``. Other keys are ignored.
         """
+        verdict = cut_object(answer)
+        if len(verdict) > LONGEST_VERDICT:
+            raise RewardError(f"the judge's JSON is longer than {LONGEST_VERDICT} characters")
         fields: dict[str, Any] = {
             f"criterion_{number}": (each.answer_type(compares=compares), Field(alias=each.name))
             for number, each in enumerate(self.criteria)
         }
         try:
-            found = create_model("Verdict", **fields).model_validate_json(answer)
+            found = create_model("Verdict", **fields).model_validate_json(verdict)
         except ValidationError as error:
-            reason = describe_fault(error)
-            raise RewardError(f"the judge answered {answer[:60]!r}: {reason}") from error
+            shown = f"{verdict[:SHOWN]!r}{'...' if len(verdict) > SHOWN else ''}"
+            raise RewardError(f"the judge answered {shown}: {describe_fault(error)}") from error
         values = found.model_dump(by_alias=True)
         return {each.name: each.score(values[each.name]) for each in self.criteria}
 
@@ -121,6 +125,16 @@ class Rubric(BaseModel, extra="forbid"):
         """Return the weighted mean of the scores of the criteria."""
         weighted = (each.weight * verdict[each.name] for each in self.criteria)
         return sum(weighted) / sum(each.weight for each in self.criteria)
+
+
+def cut_object(answer: str) -> str:
+    """Return the JSON object in an answer, from the first "{" to the last "}".
+
+    Models put it into a Markdown fence, or write sentences around it. An answer without an object
+    is returned as it is.
+    """
+    start, end = answer.find("{"), answer.rfind("}")
+    return answer[start : end + 1] if 0 <= start < end else answer
 
 
 def read_rubric(file: str) -> Rubric:

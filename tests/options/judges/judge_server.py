@@ -43,10 +43,17 @@ class _Handler(EndpointHandler):
 
     def do_POST(self) -> None:
         _, fault = self.take_request()
+        if self.answers_slowly(fault):
+            return
         if fault == "sleep":
             time.sleep(30)  # nobody waits for an answer any more
         verdict = json.dumps({"clear": next(self.server.clear) % 5 + 1, "short": 0})
-        message = {"role": "assistant", "content": ANSWERS.get(fault, verdict)}
+        answers = ANSWERS | {"fenced": f"I think:\n```json\n{verdict}\n```\nDone."}
+        answers |= {
+            "padded": verdict + " " * (1 << 20),
+            "long": verdict[:-1] + " " * (1 << 15) + "}",
+        }
+        message = {"role": "assistant", "content": answers.get(fault, verdict)}
         answer = {"choices": [{"message": {} if fault == "empty" else message}]}
         body = json.dumps(answer).encode()
         self.send_response(int(fault) if fault.isdecimal() else 200)

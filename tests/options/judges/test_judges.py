@@ -21,7 +21,7 @@ from rlhf.rewards.rules import Answers, PartScores
 from tests.options.judges.judge_server import JudgeServer, judge_server, write_rubric
 
 BEST, WORST = '{"clear": 5, "short": 0}', '{"clear": 1, "short": 10}'
-Ask = Callable[[Mapping[str, Any]], str]
+Ask = Callable[[Mapping[str, Any], float], str]
 Build = Callable[..., Judge]
 
 
@@ -47,7 +47,7 @@ def build(tmp_path: Path) -> Build:
 def test_votes_are_averaged_and_each_has_a_seed(build: Build) -> None:
     asked: list[Mapping[str, Any]] = []
 
-    def ask(body: Mapping[str, Any]) -> str:
+    def ask(body: Mapping[str, Any], _: float) -> str:
         asked.append(body)
         return json.dumps({"clear": [1, 3, 5, 5][body["seed"]], "short": 5})
 
@@ -62,7 +62,7 @@ def test_votes_are_averaged_and_each_has_a_seed(build: Build) -> None:
 def test_more_than_half_of_the_votes_must_be_valid(
     failing: int, build: Build, *, fails: bool
 ) -> None:
-    judge = build(lambda body: "?" if body["seed"] < failing else BEST, votes=4, temperature=1)
+    judge = build(lambda body, _: "?" if body["seed"] < failing else BEST, votes=4, temperature=1)
     found = judge.score_answers(answers("a", "b"))
     assert [math.isnan(score) for score in found.scores] == [fails, fails]
     assert fails or found.scores == [1, 1], "a failed vote is left out: it is no zero"
@@ -83,7 +83,7 @@ def test_more_than_half_of_the_votes_must_be_valid(
 def test_a_comparison_in_both_orders_cancels_a_preference_for_a_position(
     prefer: Callable[[str, str], str], score: float, build: Build
 ) -> None:
-    def ask(body: Mapping[str, Any]) -> str:
+    def ask(body: Mapping[str, Any], _: float) -> str:
         text = body["messages"][1]["content"]
         first, second = (text.split(f"<response_{x}>\n")[1].split("\n<")[0] for x in "AB")
         return json.dumps(dict.fromkeys(("clear", "short"), prefer(first, second)))
@@ -95,7 +95,7 @@ def test_a_comparison_in_both_orders_cancels_a_preference_for_a_position(
 def test_an_invalid_answer_is_returned_once_with_its_fault(build: Build) -> None:
     asked: list[Mapping[str, Any]] = []
 
-    def ask(body: Mapping[str, Any]) -> str:
+    def ask(body: Mapping[str, Any], _: float) -> str:
         asked.append(body)
         return BEST if len(asked) == 2 else "hm"
 
@@ -110,17 +110,17 @@ def test_an_invalid_answer_is_returned_once_with_its_fault(build: Build) -> None
     assert len(asked) == 4, "one more attempt, not two"
 
 
-def never(_: Mapping[str, Any]) -> str:
+def never(*_: object) -> str:
     raise AssertionError("an answer is stored")
 
 
-def fails(_: Mapping[str, Any]) -> str:
+def fails(*_: object) -> str:
     raise RewardError("HTTP status 503")
 
 
 def test_a_stored_answer_is_never_asked_again(build: Build) -> None:
     numbers = iter(range(1, 9))
-    first = build(lambda _: json.dumps({"clear": next(numbers) % 5 + 1, "short": 0}))
+    first = build(lambda *_: json.dumps({"clear": next(numbers) % 5 + 1, "short": 0}))
     batch = answers("a", "b", "a")
     found = first.score_answers(batch)
     assert next(numbers) == 3, "equal responses of a batch are one request"
@@ -134,10 +134,10 @@ def test_a_stored_answer_is_never_asked_again(build: Build) -> None:
 def test_an_answer_is_of_its_model_rubric_and_settings_only(
     changed: dict[str, Any], build: Build, tmp_path: Path
 ) -> None:
-    build(lambda _: BEST).score_answers(answers("a", x=["b"])._replace(columns={}))
+    build(lambda *_: BEST).score_answers(answers("a", x=["b"])._replace(columns={}))
     asked: list[Mapping[str, Any]] = []
 
-    def ask(body: Mapping[str, Any]) -> str:
+    def ask(body: Mapping[str, Any], _: float) -> str:
         asked.append(body)
         return '{"clear": "A", "short": "A"}' if "columns" in changed else WORST
 
@@ -158,7 +158,7 @@ def test_a_failure_is_stored_only_if_the_run_continues_with_its_fallback(
     found = build(fails, fallback=fallback).score_answers(answers("a"))
     assert found.problem == "HTTP status 503"
     assert math.isnan(found.scores[0])
-    again = build(lambda _: BEST, fallback=fallback).score_answers(answers("a"))
+    again = build(lambda *_: BEST, fallback=fallback).score_answers(answers("a"))
     assert (again.scores == [1]) is (fallback is None)
     assert (again.problem == found.problem) is (fallback is not None)
 
@@ -179,9 +179,9 @@ def test_ranks_agree_on_the_first_answer_and_survive_half_a_line(tmp_path: Path)
 
 
 def test_a_rank_uses_the_answer_that_another_rank_has_stored_meanwhile(build: Build) -> None:
-    other = build(lambda _: WORST)
+    other = build(lambda *_: WORST)
 
-    def ask(_: Mapping[str, Any]) -> str:
+    def ask(_: Mapping[str, Any], until: float) -> str:
         other.score_answers(answers("a"))
         return BEST
 
@@ -230,7 +230,11 @@ def score(part: IsolatedReward, *responses: str) -> PartScores:
         (["few", "few"], "short: Field required"),
         (["empty"], "the answer is not a chat completion"),
         (["401"], "HTTP status 401"),
-        (["503"], "too many 503 error responses"),
+        (["fenced"], ""),
+        (["padded"], "its answer has more than 256 KiB"),
+        (["long", "long"], "the judge's JSON is longer than 16384 characters"),
+        (["503"], "HTTP status 503"),
+        (["429 100000"], "HTTP status 429"),
         (["sleep"], "no answer within timeout_seconds=1"),
     ],
 )
@@ -248,6 +252,16 @@ def test_a_judge_that_dies_lies_or_chats_fails_for_its_response_only(
     assert [math.isnan(each) for each in found.criteria["clear"]] == failed
     part.part.timeout_seconds = 20
     assert not score(part, "c").problem, "the next batch is judged"
+
+
+def test_a_judge_that_asks_to_wait_or_drips_holds_no_thread(
+    start: Start, server: JudgeServer
+) -> None:
+    part = start(timeout_seconds=1, batch_size=2, retries=2)
+    for fault in ("429 100000", "drip", "drip head"):
+        server.faults = [fault] * 2
+        assert score(part, f"{fault} 1", f"{fault} 2").problem
+        assert not score(part, f"{fault} 3", f"{fault} 4").problem, "both threads are free"
 
 
 def test_a_resumed_run_needs_neither_server_nor_key(
