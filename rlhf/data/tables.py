@@ -15,6 +15,7 @@ others are trained on. A dataset of the hub, or a copy of it, has named splits.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import NOT_PULLED, expand_user_path, find_lfs_pointer
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import (
@@ -49,6 +50,8 @@ SIDE = re.compile(
     r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
     r"(?:eval(?:uation)?|test(?:ing)?|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
 )
+# Files that describe the data beside them, and that the datasets library skips too.
+METADATA = {f"{name}.json" for name in "dataset_info dataset_infos dataset_dict config".split()}
 CONFIGS = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
 PACKED = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
 NO_NETWORK = (
@@ -223,6 +226,7 @@ def _tables_of_files(
         for split, files in splits.items()
         for file in files
         if (reader := find_reader(file, readers)) is not None
+        and (file == root or file.name not in METADATA)
     }
     if not found:
         packed = [file.name for files in splits.values() for file in files]
@@ -231,6 +235,8 @@ def _tables_of_files(
         known += f"; {packed[0]}: unpack it first" if packed else ""
         raise DataError(f"{place}: no file that can be read; {known}.")
     _require_regular_files(file for _, file, _ in found.values())
+    if pointer := find_lfs_pointer(file for _, file, _ in found.values()):
+        raise DataError(f"{pointer}: {NOT_PULLED}.")
     return {
         name: Table(str(file), partial(reader, file), split, estimate_text_bytes(file))
         for name, (split, file, reader) in found.items()
@@ -276,7 +282,10 @@ def _read_configs(place: Path, subset: str | None) -> dict[str, list[Path]]:
         except ValueError as error:
             raise build_config_error(" ".join(str(error).splitlines()[:2])) from error
     splits = built.config.data_files or {}
-    return {str(split): [Path(file) for file in files] for split, files in splits.items()}
+    return {  # their paths are absolute, and tables are named by their paths in ``place``
+        str(split): [place / os.path.relpath(file, place) for file in files]
+        for split, files in splits.items()
+    }
 
 
 def _require_regular_files(files: Iterable[Path]) -> None:
