@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.column_rules import (
     INTERPRETER,
     NONE_WANTED,
+    Converted,
     Layout,
     Wanted,
     columns_read_by,
@@ -22,12 +23,19 @@ from rlhf.data.column_rules import (
     parse_expressions,
 )
 from rlhf.data.layouts import is_blank
-from rlhf.data.records import TEXT_OF, Row
+from rlhf.data.proposals import find_choices, find_families, propose, quote
+from rlhf.data.records import Row
+from rlhf.data.unread import Values, judge_words, summarize
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
-NAME = re.compile(r"[A-Za-z_]\w*\Z")  # names that an expression needs no quotes for
-PLAIN_PATH = re.compile(r"[\w./-]+\Z")
+# The words that read a data set by COLUMNS.
+COMMAND = 'data=local data.path=null "data.sets.mine={path: FILE, columns: COLUMNS}"'
+PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 PAIRS = {"rejected", "responses", "threads"}  # targets of layouts with several responses
+ANSWERS = {"chosen", "messages", "text", "responses"}  # targets that a model learns to say
+# Parts of the names of numbers beside responses -> the target.
+ORDERS = {"ranks": ["rank"], "scores": ["scor", "rating", "rate", "reward", "grade", "prob"]}
+WITHOUT = ". (Without `grade`, and without such a column, every response is learned.)"
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
 
@@ -45,9 +53,12 @@ def read_layouts() -> Sequence[Layout]:
     for name, row in _read_names()["layouts"].items():
         given = dict(row)
         when = [_parse(text) for text in given.pop("when", [])]
-        optional, refuse = frozenset(given.pop("optional", [])), given.pop("refuse", "")
+        optional, other = (frozenset(given.pop(key, [])) for key in ("optional", "other"))
+        refuse = given.pop("refuse", "")
         del given["source"]
-        found.append(Layout(name, parse_expressions(given, TABLE), "", optional, when, refuse))
+        found.append(
+            Layout(name, parse_expressions(given, TABLE), "", optional, when, other, refuse)
+        )
     return found
 
 
@@ -61,7 +72,30 @@ def known_columns() -> frozenset[str]:
     return frozenset(column for layout in read_layouts() for column in layout.columns)
 
 
-def detect_layout(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Layout:
+def convert_rows(
+    rows: Sequence[Row],
+    *,
+    source: str,
+    keep: Wanted = NONE_WANTED,
+    rules: Layout | None = None,
+    command: str = COMMAND,
+) -> Converted:
+    """Convert rows to records by ``rules``, or by the layout that is detected.
+
+    Raises:
+        DataError: as ``detect_layout`` does, or if an unread column may change what is learned.
+    """
+    layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
+    converted = layout.convert(rows, source=source, keep=keep)
+    if doubt := find_doubt(layout, converted.unread):
+        advice = build_advice(rows, command, layout, converted.unread)
+        raise DataError(f"{source}: {doubt}.\n{advice}")
+    return converted
+
+
+def detect_layout(
+    rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED, command: str = COMMAND
+) -> Layout:
     """Return the first known layout that fits ``rows``, with their system and grade columns.
 
     Raises:
@@ -71,14 +105,17 @@ def detect_layout(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTE
     typical = find_first_values(rows)
     layout = next((each for each in read_layouts() if not _find_missing(each, typical)), None)
     if layout is None:
-        raise DataError(_build_refusal(source, typical))
+        refusal = _build_refusal(source, typical)
+        raise DataError(f"{refusal}\n{build_advice(rows, command)}")
     layout = layout._replace(expressions=_select_targets(layout, typical))
     present = [name for name, value in typical.items() if value is not None]
     unread = [name for name in present if name not in layout.columns and name not in keep]
     grades = _find_grades(layout, unread)
-    if problem := _find_problem(layout, unread, grades):
-        raise DataError(f"{source}: {problem}.\n{_build_advice(source, typical, grades)}")
-    marks = {"rank" if name == "rank" else "grade": _parse(name) for name in grades}
+    orders = _find_orders(layout, rows, unread)
+    if problem := _find_problem(layout, unread, grades, orders):
+        raise DataError(f"{source}: {problem}.\n{build_advice(rows, command)}")
+    marks = {"rank" if name == "rank" else "grade": _parse(quote(name)) for name in grades}
+    marks |= {target: _parse(quote(name)) for name, target in orders.items()}
     return layout._replace(expressions={**layout.expressions, **marks})
 
 
@@ -104,21 +141,85 @@ def _find_grades(layout: Layout, unread: Sequence[str]) -> list[str]:
     return [name for name in unread if name in _read_names()["grades"]]
 
 
-def _find_problem(layout: Layout, unread: Sequence[str], grades: Sequence[str]) -> str:
+def _find_orders(layout: Layout, rows: Sequence[Row], unread: Sequence[str]) -> dict[str, str]:
+    """Return the ``unread`` columns with a number for each response, and the target by their name.
+
+    The target is scores or ranks, or "" if the name does not say which.
+    """
+    given = layout.expressions.get("responses")
+    if given is None or {"scores", "ranks"} & layout.expressions.keys():
+        return {}
+    beside = [name for name in unread if _grades_items(rows, columns_read_by(given)[0], name)]
+    kinds = {
+        name: [kind for kind, parts in ORDERS.items() if any(p in name.casefold() for p in parts)]
+        for name in beside
+    }
+    return {name: found[0] if len(found) == 1 else "" for name, found in kinds.items()}
+
+
+def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
+    """Return True if ``name`` has a number or mark for each item of ``column``, in most rows."""
+    pairs = [(row.values.get(column), row.values.get(name)) for row in rows]
+    lists = [(a, b) for a, b in pairs if isinstance(a, list) and isinstance(b, list)]
+    alike = [b for a, b in lists if len(a) == len(b)]
+    items = [list(i.values()) if isinstance(i, dict) else [i] for each in alike for i in each]
+    values = summarize([value for item in items for value in item])
+    return 2 * len(alike) > len(lists) and (values.numbers > 0 or values.may_grade)
+
+
+def _find_problem(
+    layout: Layout, unread: Sequence[str], grades: Sequence[str], orders: Mapping[str, str]
+) -> str:
     """Return why rows of ``layout`` with the ``unread`` columns are refused; "" if they are not."""
     if layout.refuse:
         return f"the layout '{layout.name}' cannot be used: {layout.refuse}"
     if len(grades) > 1:
         return f"the columns {' and '.join(grades)} grade the same response: choose one"
-    names = _read_names()
-    parts = names["content"] + ([] if PAIRS & layout.expressions.keys() else names["responses"])
-    for name in unread:
-        if name in parts:
-            return (
-                f"the column '{name}' is a part of the examples, and the layout "
-                f"'{layout.name}' does not read it. Remove the column"
-            )
-    return ""
+    if orders and (len(orders) > 1 or "" in orders.values()):
+        return (
+            f"{' and '.join(orders)}: of the responses of a row, these may be scores (the highest "
+            "is best) or ranks (the lowest is best): name one as scores or as ranks"
+        )
+    parts = [name for name in unread if name in _read_names()["content"]]
+    return _describe_part(parts[0], layout) if parts else ""
+
+
+def _describe_part(name: str, layout: Layout) -> str:
+    what = f"the column '{name}' is a part of the examples"
+    return f"{what}, and the layout '{layout.name}' does not read it"
+
+
+def find_doubt(layout: Layout, unread: Mapping[str, Values]) -> str:
+    """Return why the ``unread`` columns may change what ``layout`` learns; "" if they do not.
+
+    A user who names the columns has decided it.
+    """
+    targets = layout.expressions.keys()
+    if layout.key or not {"rejected", "scores", "ranks", "threads"}.isdisjoint(targets):
+        return ""
+    if marks := _find_marks(layout, unread):
+        shown = f"'{marks[0]}' ({unread[marks[0]]})"
+        return f"the column {shown} may say how good a response is, and nothing reads it"
+    texts = [n for n, values in unread.items() if values.texts or values.lists]
+    prose = [name for name in texts if unread[name].is_prose or unread[name].lists]
+    named = {str(value) for values in unread.values() for value in values.different}
+    parts = [name for name in texts if judge_words(name) < 0 or name in named]
+    families = [list(each.values()) for each in find_families([*layout.columns, *texts])]
+    for first, second, *more in families:
+        is_open = not {first, second, *more} <= layout.columns.keys()
+        if is_open and (not ANSWERS & targets or find_choices(unread, first, second)):
+            parts += [name for name in (first, second, *more) if name in texts]
+    if not ANSWERS & targets and (prose[1:] or any(unread[name].lists for name in prose)):
+        parts += prose
+    return _describe_part(parts[0], layout) if parts else ""
+
+
+def _find_marks(layout: Layout, unread: Mapping[str, Values]) -> list[str]:
+    """Return the ``unread`` columns that may grade the responses that ``layout`` reads."""
+    targets = layout.expressions.keys()
+    if not ANSWERS & targets or {"grade", "rank"} & targets:
+        return []
+    return [n for n, values in unread.items() if values.may_grade and n not in layout.other]
 
 
 def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
@@ -148,32 +249,50 @@ def _build_refusal(source: str, typical: Mapping[str, object]) -> str:
     if share_present(nearest)[1]:
         missing = ", ".join(_find_missing(nearest, typical))
         text += f" The nearest is {nearest.name}: {', '.join(nearest.required)} (no {missing})."
-    return f"{text}\n{_build_advice(source, typical)}"
+    return text
 
 
-def _are_turns(value: object) -> bool:
-    items = value if isinstance(value, list) else []
-    return bool(items) and all(
-        isinstance(i, dict) and not TEXT_OF.keys().isdisjoint(i) for i in items
-    )
+def build_advice(
+    rows: Sequence[Row],
+    command: str,
+    layout: Layout | None = None,
+    unread: Mapping[str, Values] | None = None,
+) -> str:
+    """Return the words that read ``rows`` as ``layout`` does, or with columns that are guessed.
+
+    The first mark among the ``unread`` columns grades the response of ``layout``.
+    """
+    typical, whole = find_first_values(rows), [row.values for row in rows]
+    marks = _find_marks(layout, unread or {}) if layout else []
+    if layout is not None and marks:
+        read = {
+            t: _keep_columns(each.expression, layout.optional - typical.keys())
+            for t, each in layout.expressions.items()
+        }
+        if not {"text", "responses"} & read.keys():
+            read["grade"] = (
+                quote(marks[0]) if marks[0] in typical else marks[0].replace("[]", "[-1]")
+            )
+    else:
+        names = _read_names()
+        columns = {name: summarize([row.get(name) for row in whole], whole) for name in typical}
+        read = propose(columns, typical, asking=names["asking"], answering=names["answering"])
+    said = ", ".join(f"{target}: {quote_for_hydra(each)}" for target, each in read.items())
+    said = re.sub(r'([\\"$`])', r"\\\1", f"{{{said}}}")  # the command has it in double quotes
+    words = command.replace("COLUMNS", said)
+    return f"To say what to read (docs/data.md): {words}" + (WITHOUT if marks else "")
 
 
-def _build_advice(source: str, typical: Mapping[str, object], grades: Sequence[str] = ()) -> str:
-    """Return the line to type for rows like ``typical``, with columns guessed by their names."""
-    texts = [name for name, value in typical.items() if isinstance(value, str) and NAME.match(name)]
-    names = _read_names()
-    order = [*names["asking"], *(name for name in texts if name not in names["answering"])]
-    asking = next((name for name in order if name in texts), "QUESTION")
-    order = [*names["answering"], *texts]
-    answer = next((name for name in order if name in texts and name != asking), "ANSWER")
-    columns = {"prompt": f"'human({asking})'", "chosen": answer}
-    if turns := next((name for name, value in typical.items() if _are_turns(value)), None):
-        columns = {"messages": turns}
-    columns |= dict(zip(["grade"], grades, strict=False))
-    path = source.partition(", split ")[0]
-    place = path if PLAIN_PATH.match(path) else f"'{path}'"
-    said = ", ".join(f"{target}: {expression}" for target, expression in columns.items())
-    return (
-        "To say what to read (docs/data.md): data.path=null "
-        f'"data.sets.mine={{path: {place}, columns: {{{said}}}}}"'
-    )
+def _keep_columns(expression: str, missing: Iterable[str]) -> str:
+    for name in missing:
+        expression = re.sub(rf"\b{name}, |, {name}\b", "", expression)
+    return expression
+
+
+def quote_for_hydra(expression: str) -> str:
+    """Return ``expression`` as a value in Hydra's grammar."""
+    if PLAIN.match(expression):
+        return expression
+    if "'" not in expression:
+        return f"'{expression}'"
+    return '"{}"'.format(expression.replace('"', r"\""))

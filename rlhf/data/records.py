@@ -228,7 +228,9 @@ class RawDataset(NamedTuple):
     unread: tuple[str, ...] = ()
     """Columns and keys of messages that hold values and are not read."""
     sides: str = ""
-    """The names of the files to train on and held out; "" if there is only one file."""
+    """What is trained on and held out, by names of files and by a column; "" if neither is."""
+    varied: Mapping[str, str] = {}
+    """Unread columns whose values differ, and the first different values."""
 
 
 class UnusableRowError(Exception):

@@ -56,6 +56,8 @@ def _look(options: argparse.Namespace) -> Result:
     quieten_libraries()
     with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
         words, place = split_words(options.words)
+        if any(word.startswith("data.path=") for word in words):
+            place = None  # the words of a refusal, typed behind the file, read it by columns
         config = compose_config(words, place)
     own = words if place is None else [*words, f"data.path={place}"]
     look = inspect_data(config, f"python launch.py {shlex.join(own)}")
