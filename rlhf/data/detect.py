@@ -32,10 +32,8 @@ TABLE = "columns.yaml"  # the layouts, and names of columns with a special meani
 COMMAND = 'data=local data.path=null "data.sets.mine={path: FILE, columns: COLUMNS}"'
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 PAIRS = {"rejected", "responses", "threads"}  # targets of layouts with several responses
-ANSWERS = {"chosen", "messages", "text", "responses"}  # targets that a model learns to say
 # Parts of the names of numbers beside responses -> the target.
 ORDERS = {"ranks": ["rank"], "scores": ["scor", "rating", "rate", "reward", "grade", "prob"]}
-WITHOUT = ". (Without `grade`, and without such a column, every response is learned.)"
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
 
@@ -87,9 +85,9 @@ def convert_rows(
     """
     layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
     converted = layout.convert(rows, source=source, keep=keep)
-    if doubt := find_doubt(layout, converted.unread):
-        advice = build_advice(rows, command, layout, converted.unread)
-        raise DataError(f"{source}: {doubt}.\n{advice}")
+    problem, more = find_doubt(layout, converted.unread)
+    if problem:
+        raise DataError(f"{source}: {problem}.\n{_build_advice(rows, command, layout, more)}")
     return converted
 
 
@@ -106,14 +104,16 @@ def detect_layout(
     layout = next((each for each in read_layouts() if not _find_missing(each, typical)), None)
     if layout is None:
         refusal = _build_refusal(source, typical)
-        raise DataError(f"{refusal}\n{build_advice(rows, command)}")
+        raise DataError(f"{refusal}\n{_build_advice(rows, command)}")
     layout = layout._replace(expressions=_select_targets(layout, typical))
     present = [name for name, value in typical.items() if value is not None]
     unread = [name for name in present if name not in layout.columns and name not in keep]
     grades = _find_grades(layout, unread)
     orders = _find_orders(layout, rows, unread)
     if problem := _find_problem(layout, unread, grades, orders):
-        raise DataError(f"{source}: {problem}.\n{build_advice(rows, command)}")
+        more = {"grade": quote(grades[0])} if grades else None
+        more = {"scores_or_ranks": quote(next(iter(orders)))} if orders else more
+        raise DataError(f"{source}: {problem}.\n{_build_advice(rows, command, layout, more)}")
     marks = {"rank" if name == "rank" else "grade": _parse(quote(name)) for name in grades}
     marks |= {target: _parse(quote(name)) for name, target in orders.items()}
     return layout._replace(expressions={**layout.expressions, **marks})
@@ -161,10 +161,11 @@ def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
     """Return True if ``name`` has a number or mark for each item of ``column``, in most rows."""
     pairs = [(row.values.get(column), row.values.get(name)) for row in rows]
     lists = [(a, b) for a, b in pairs if isinstance(a, list) and isinstance(b, list)]
-    alike = [b for a, b in lists if len(a) == len(b)]
-    items = [list(i.values()) if isinstance(i, dict) else [i] for each in alike for i in each]
-    values = summarize([value for item in items for value in item])
-    return 2 * len(alike) > len(lists) and (values.numbers > 0 or values.may_grade)
+    items = [item for a, b in lists if len(a) == len(b) for item in b]
+    inner = [list(each.values()) if isinstance(each, dict) else [each] for each in items]
+    values = summarize([value for each in inner for value in each])
+    is_long = 2 * sum(len(a) == len(b) for a, b in lists) > len(rows)
+    return is_long and bool(values.numbers or values.may_grade)
 
 
 def _find_problem(
@@ -189,37 +190,39 @@ def _describe_part(name: str, layout: Layout) -> str:
     return f"{what}, and the layout '{layout.name}' does not read it"
 
 
-def find_doubt(layout: Layout, unread: Mapping[str, Values]) -> str:
-    """Return why the ``unread`` columns may change what ``layout`` learns; "" if they do not.
+def find_doubt(
+    layout: Layout, unread: Mapping[str, Values]
+) -> tuple[str, Mapping[str, str] | None]:
+    """Return why ``unread`` columns may change what ``layout`` learns, and how to read them.
 
-    A user who names the columns has decided it.
+    The reason is "" if they do not, or if a user has named the columns.
     """
     targets = layout.expressions.keys()
     if layout.key or not {"rejected", "scores", "ranks", "threads"}.isdisjoint(targets):
-        return ""
-    if marks := _find_marks(layout, unread):
-        shown = f"'{marks[0]}' ({unread[marks[0]]})"
-        return f"the column {shown} may say how good a response is, and nothing reads it"
-    texts = [n for n, values in unread.items() if values.texts or values.lists]
-    prose = [name for name in texts if unread[name].is_prose or unread[name].lists]
-    named = {str(value) for values in unread.values() for value in values.different}
+        return "", None
+    answers = targets & {"chosen", "messages", "text", "responses"}
+    marks = [n for n, values in unread.items() if values.may_grade and n not in layout.other]
+    if marks and answers and not targets & {"grade", "rank"}:
+        name, values = marks[0], unread[marks[0]]
+        why = f"the column '{name}' ({values}) may say how good a response is, and nothing reads it"
+        if targets & {"text", "responses"}:
+            return f"{why}. These columns read the rows without it", {}
+        last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
+        return f"{why}. If it says something else, leave out grade", {
+            "grade": values.as_grade(last)
+        }
+    texts = [name for name, values in unread.items() if values.words]
+    prose = [name for name in texts if unread[name].is_prose or unread[name].answers]
+    names = {*layout.columns, *unread}
+    naming = (values.different.keys() for values in unread.values() if values.varies)
+    named = {name for words in naming if words <= names for name in words}
     parts = [name for name in texts if judge_words(name) < 0 or name in named]
-    families = [list(each.values()) for each in find_families([*layout.columns, *texts])]
-    for first, second, *more in families:
-        is_open = not {first, second, *more} <= layout.columns.keys()
-        if is_open and (not ANSWERS & targets or find_choices(unread, first, second)):
-            parts += [name for name in (first, second, *more) if name in texts]
-    if not ANSWERS & targets and (prose[1:] or any(unread[name].lists for name in prose)):
+    for family in find_families([*layout.columns, *texts]):
+        if not answers or find_choices(unread, family):
+            parts += [name for name in family if name in texts]
+    if not answers and (prose[1:] or any(unread[name].answers for name in prose)):
         parts += prose
-    return _describe_part(parts[0], layout) if parts else ""
-
-
-def _find_marks(layout: Layout, unread: Mapping[str, Values]) -> list[str]:
-    """Return the ``unread`` columns that may grade the responses that ``layout`` reads."""
-    targets = layout.expressions.keys()
-    if not ANSWERS & targets or {"grade", "rank"} & targets:
-        return []
-    return [n for n, values in unread.items() if values.may_grade and n not in layout.other]
+    return _describe_part(parts[0], layout) if parts else "", None
 
 
 def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
@@ -252,35 +255,25 @@ def _build_refusal(source: str, typical: Mapping[str, object]) -> str:
     return text
 
 
-def build_advice(
+def _build_advice(
     rows: Sequence[Row],
     command: str,
     layout: Layout | None = None,
-    unread: Mapping[str, Values] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the words that read ``rows`` as ``layout`` does, or with columns that are guessed.
-
-    The first mark among the ``unread`` columns grades the response of ``layout``.
-    """
+    """Return the words that read ``rows`` by ``layout`` and ``more``, or without by a guess."""
     typical, whole = find_first_values(rows), [row.values for row in rows]
-    marks = _find_marks(layout, unread or {}) if layout else []
-    if layout is not None and marks:
-        read = {
-            t: _keep_columns(each.expression, layout.optional - typical.keys())
-            for t, each in layout.expressions.items()
-        }
-        if not {"text", "responses"} & read.keys():
-            read["grade"] = (
-                quote(marks[0]) if marks[0] in typical else marks[0].replace("[]", "[-1]")
-            )
+    if layout is not None and more is not None:
+        missing, read = layout.optional - typical.keys(), dict(more)
+        for target, each in reversed(layout.expressions.items()):
+            read = {target: _keep_columns(each.expression, missing)} | read
     else:
         names = _read_names()
         columns = {name: summarize([row.get(name) for row in whole], whole) for name in typical}
         read = propose(columns, typical, asking=names["asking"], answering=names["answering"])
     said = ", ".join(f"{target}: {quote_for_hydra(each)}" for target, each in read.items())
     said = re.sub(r'([\\"$`])', r"\\\1", f"{{{said}}}")  # the command has it in double quotes
-    words = command.replace("COLUMNS", said)
-    return f"To say what to read (docs/data.md): {words}" + (WITHOUT if marks else "")
+    return f"To say what to read (docs/data.md): {command.replace('COLUMNS', said)}"
 
 
 def _keep_columns(expression: str, missing: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from rlhf.data.unread import Values, judge_words, split_words, word_lists
 from rlhf.data.written_lists import are_messages, parse_list
 
 NAME = re.compile(r"[A-Za-z_]\w*\Z")  # names that an expression needs no quotes for
-CHOOSE, TIE = "CHOOSE_A_COLUMN", "tie"
+CHOOSE, PAIR = "CHOOSE_A_COLUMN", ("first", "second")
 
 
 def quote(name: str) -> str:
@@ -27,52 +27,50 @@ def split_side(name: str) -> tuple[tuple[str, ...], str]:
     return tuple(each for each in words if each not in sides), sides[-1] if sides else ""
 
 
-def find_families(names: Iterable[str]) -> list[dict[str, str]]:
-    """Return names that differ only in their sides, by side, such as response_a and response_b."""
+def find_families(names: Iterable[str]) -> list[list[str]]:
+    """Return names that differ only in their sides, in order, such as response_a and response_b."""
     families: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for name in names:
         stem, side = split_side(name)
         if stem and side:
             families[stem][side] = name
-    return [dict(sorted(each.items(), key=_order)) for each in families.values() if len(each) > 1]
+    second = word_lists()["second"]
+    return [
+        [family[side] for side in sorted(family, key=lambda side: (side in second, side))]
+        for family in families.values()
+        if len(family) > 1
+    ]
 
 
-def _order(side: tuple[str, str]) -> tuple[bool, str]:
-    return side[0] in word_lists()["second"], side[0]
+def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[list[str]]:
+    """Return the tests for the first, the second and a third of ``rivals``, which a column names.
 
-
-def find_choices(
-    columns: Mapping[str, Values], first: str, second: str
-) -> list[tuple[str, str, bool]]:
-    """Return columns whose values name two responses: the test for each, and if there are ties."""
+    The third is a tie, which a column need not have.
+    """
     found = []
-    for name, values in columns.items():
-        chosen = {value: _find_chosen(value, first, second) for value in values.different}
-        tests = [
-            [_compare(name, value) for value, response in chosen.items() if response == wanted]
-            for wanted in (first, second)
-        ]
-        if "" not in chosen.values() and len(tests[0]) == len(tests[1]) == 1:
-            found.append((tests[0][0], tests[1][0], TIE in chosen.values()))
+    for name, values in columns.items() if len(rivals) == len(PAIR) else ():
+        sides = {value: _find_side(value, rivals) for value in values.different}
+        tests = {
+            side: f"to_number({quote(name)}) == `{value:g}`"
+            if isinstance(value, float)
+            else f"{quote(name)} == '{value}'"
+            for value, side in sides.items()
+        }
+        if None not in tests and {0, 1} <= tests.keys() and len(tests) == len(sides):
+            found.append([tests[side] for side in sorted(tests)])
     return found
 
 
-def _find_chosen(value: str | float, first: str, second: str) -> str:
-    """Return the response that a value names, or TIE; "" if it names neither."""
+def _find_side(value: str | float, rivals: Sequence[str]) -> int | None:
+    """Return 0 or 1 for the one of ``rivals`` that a value names, 2 for a tie, otherwise None."""
     text, lists = f"{value:g}" if isinstance(value, float) else value, word_lists()
     side = split_side(text)[1]
-    for name in (first, second):
+    for index, name in enumerate(rivals):
         if text.casefold() == name.casefold() or (side and side == split_side(name)[1]):
-            return name
-    if lists["tie"] & set(split_words(text)):
-        return TIE
-    return first if side in lists["first"] else second if side in lists["second"] else ""
-
-
-def _compare(name: str, value: str | float) -> str:
-    if isinstance(value, float):
-        return f"to_number({quote(name)}) == `{value:g}`"
-    return f"{quote(name)} == '{value}'"
+            return index
+    kinds = [kind for kind in PAIR if side in lists[kind]]
+    is_tie = not lists["tie"].isdisjoint(split_words(text))
+    return len(PAIR) if is_tie else PAIR.index(kinds[0]) if kinds else None
 
 
 def propose(
@@ -94,7 +92,7 @@ def propose(
     families = find_families(answers)
     good, bad = ([n for n in answers if judge_words(n) == sign] for sign in (1, -1))
     is_pair = len(good) == len(bad) == 1
-    compared = {name for family in families for name in family.values()}
+    compared = {name for family in families for name in family}
     compared |= {*good, *bad} if is_pair else set()
     prose = [n for n in texts if columns[n].is_prose and n not in compared]
     asked = [usual[name] for name in asking if name in usual]
@@ -105,42 +103,35 @@ def propose(
         prompt = {"prompt": quote(talk)}
     elif compared & set(lists):
         prompt = {}
+    grade = {"grade": columns[marks[0]].as_grade(quote(marks[0]))} if len(marks) == 1 else {}
     if is_pair:
         return prompt | {"chosen": quote(good[0]), "rejected": quote(bad[0])}
     if families:
-        return prompt | _propose_comparison(list(families[0].values()), columns)
+        return prompt | _propose_comparison(families[0], columns)
     if talk:
-        return {"messages": quote(talk)} | _propose_grade(marks)
-    answer = [usual[n] for n in answering if n in usual] or [n for n in prose if n != found]
-    if len(answer) != 1 and not usual.keys() & set(answering):
+        return {"messages": quote(talk)} | grade
+    answer = [usual[name] for name in answering if name in usual][:1]
+    answer = answer or [name for name in prose if name != found and name not in asked]
+    if len(answer) != 1:
         return prompt | {"chosen": CHOOSE}
-    return prompt | {"chosen": quote(answer[0])} | _propose_grade(marks)
+    return prompt | {"chosen": quote(answer[0])} | grade
 
 
-def _propose_grade(marks: Sequence[str]) -> dict[str, str]:
-    return {"grade": quote(marks[0])} if len(marks) == 1 else {}
-
-
-def _propose_comparison(names: Sequence[str], columns: Mapping[str, Values]) -> dict[str, str]:
-    """Return the targets of responses that a column chooses from, or that have a number each."""
-    first, second, *more = names
-    choices = [] if more else find_choices(columns, first, second)
+def _propose_comparison(rivals: Sequence[str], columns: Mapping[str, Values]) -> dict[str, str]:
+    """Return the targets of ``rivals`` that a column chooses from, or that have a number each."""
+    names = [quote(name) for name in rivals]
+    choices = find_choices(columns, rivals)
     if len(choices) == 1:
-        ((better, worse, has_ties),) = choices
-        if not has_ties:
-            sides = (quote(first), quote(second)), (quote(second), quote(first))
-            texts = (f"pick({better}, {yes}, {no})" for yes, no in sides)
-            return dict(zip(("chosen", "rejected"), texts, strict=True))
-        ranks = ", ".join(f"pick({test}, `1`, `2`)" for test in (better, worse))
-        return {"responses": f"[{quote(first)}, {quote(second)}]", "ranks": f"[{ranks}]"}
-    sides = [split_side(name)[1] for name in names]
+        first, second, *ties = choices[0]
+        rest = [f"pick({second}, {name}, `null`)" if ties else name for name in reversed(names)]
+        texts = (f"pick({first}, {name}, {other})" for name, other in zip(names, rest, strict=True))
+        return dict(zip(("chosen", "rejected"), texts, strict=True))
+    sides = [split_side(name)[1] for name in rivals]
     graded = find_families(name for name, values in columns.items() if values.may_grade)
-    scores = [family for family in graded if family.keys() >= set(sides)]
+    scores = [[n for n in each if split_side(n)[1] in sides] for each in graded]
+    scores = [each for each in scores if len(each) == len(rivals)]
     if choices or len(scores) != 1:
         return {"chosen": CHOOSE, "rejected": CHOOSE}
-    numbers = [scores[0][side] for side in sides]
-    target = "ranks" if "rank" in numbers[0].casefold() else "scores"
-    return {
-        each: f"[{', '.join(map(quote, group))}]"
-        for each, group in (("responses", names), (target, numbers))
-    }
+    target = "ranks" if "rank" in scores[0][0].casefold() else "scores"
+    numbers = ", ".join(quote(name) for name in scores[0])
+    return {"responses": f"[{', '.join(names)}]", target: f"[{numbers}]"}

@@ -354,7 +354,7 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
     except NotAloneError:
         return None
     found = join_counts(counts)._replace(records=records)
-    is_doubtful = any(find_doubt(layout, found.unread) for layout in layouts)
+    is_doubtful = any(find_doubt(layout, found.unread)[0] for layout in layouts)
     return None if is_doubtful else (found, join_dropped(dropped))
 
 

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.layouts import is_blank, read_number
 
-MOST = 24  # different values that are kept of a column
-FEW = 12  # most different values of a column of marks, in words
+MOST, FEW = 24, 12  # different values that are kept of a column, and that words of marks have
 SHOWN = 6  # different values that a message lists
-SCALE, STEP = 10, 5  # largest number of a short scale; numbers of percent are multiples of 5
-SHORT = 200  # characters; lengths of longer texts are no scale
+SCALE, PERCENT, STEP = 10, 100, 5  # a short scale ends at 10, or at 100 in steps of 5
+SHORT = 200  # characters; the length of a longer text is no scale
 # A word, a number, "n/a", a symbol such as a thumb, or a sign that stands alone.
 WORD = re.compile(r"[nN]/[aA]|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+|[^\w\s!-~]|^[+-]$")
 # A sentence has two words, or five letters of a script without spaces.
@@ -39,62 +38,70 @@ def judge_words(text: str) -> int:
     return -1 if words & known["bad"] else int(bool(words & known["good"]))
 
 
+def are_middle(words: Sequence[str], *kinds: str) -> bool:
+    """Return True if all words of the texts are neither good nor bad, or of these ``kinds``."""
+    known = frozenset().union(*(word_lists()[kind] for kind in ("middle", *kinds)))
+    return all(known.issuperset(split_words(word)) for word in words)
+
+
 class Values(NamedTuple):
     """A summary of a column's values; the summaries of two parts can be joined."""
 
     different: Mapping[str | float, None]
-    """The first different values that are no lists or objects: beginnings of texts, or numbers."""
+    """The first different values: numbers, and beginnings of other values as text."""
     total: int
     blanks: int
-    numbers: int
-    texts: int
-    """Texts that are no numbers, and true and false."""
-    sentences: int
-    lists: int
+    answers: int
     """Lists of several sentences or objects."""
-    low: float
-    high: float
-    is_whole: bool
-    """True if all numbers are integers."""
     is_length: bool
     """True if each number is the length of a text of its row, in characters or words."""
 
     def join(self, other: Values) -> Values:
         """Return the summary of the values of both."""
         different = dict.fromkeys(list(self.different | other.different)[: MOST + 1])
-        counts = (a + b for a, b in zip(self[1:7], other[1:7], strict=True))
-        low, high = min(self.low, other.low), max(self.high, other.high)
-        both = (a and b for a, b in zip(self[9:], other[9:], strict=True))
-        return Values(different, *counts, low, high, *both)
+        counts = (a + b for a, b in zip(self[1:-1], other[1:-1], strict=True))
+        return Values(different, *counts, self.is_length and other.is_length)
+
+    @property
+    def numbers(self) -> list[float]:
+        """Return the first different numbers."""
+        return [each for each in self.different if isinstance(each, float)]
+
+    @property
+    def words(self) -> list[str]:
+        """Return the beginnings of the first different values that are no numbers."""
+        return [each for each in self.different if isinstance(each, str)]
 
     @property
     def varies(self) -> bool:
-        """Return True if not all rows have the same value; lists and objects count as different."""
-        return len(self.different) + bool(self.blanks) > 1 or not self.different
+        """Return True if not all rows have the same value."""
+        return len(self.different) + bool(self.blanks) > 1
 
     @property
     def is_prose(self) -> bool:
         """Return True if most values are sentences, and not the names of a few kinds."""
         kinds = len(self.different)
-        return 2 * self.sentences > self.total and (kinds > FEW or 2 * kinds > self.total)
+        is_open = kinds > FEW or 2 * kinds > self.total
+        return is_open and 2 * sum(map(is_sentence, self.words)) > kinds
 
     @property
     def may_grade(self) -> bool:
         """Return True for marks (true or false, words such as good and bad) and short scales."""
-        words = [each for each in self.different if isinstance(each, str)]
-        if self.numbers:
-            known = word_lists()["middle"]
-            return self._is_scale() and all(known.issuperset(split_words(word)) for word in words)
-        is_text = self.texts == self.total and len(words) <= FEW
-        return is_text and self.varies and _are_marks(words)
+        if numbers := self.numbers:
+            is_id = len(numbers) == self.total and all(map(float.is_integer, numbers))
+            is_counted = is_id or self.is_length or not (self.varies or numbers[0] < 0)
+            is_percent = min(numbers) >= 0 and not any(number % STEP for number in numbers)
+            is_scale = -SCALE <= min(numbers) <= max(numbers) <= (PERCENT if is_percent else SCALE)
+            return is_scale and not is_counted and are_middle(self.words)
+        meant = {judge_words(word) for word in self.words}
+        is_known = meant > {0} and are_middle(self.words, "good", "bad")
+        return self.varies and len(self.words) <= FEW and ({1, -1} <= meant or is_known)
 
-    def _is_scale(self) -> bool:
-        """Return True for numbers on a short scale or in steps of percent that are no ids."""
-        numbers = [each for each in self.different if isinstance(each, float)]
-        is_id = self.is_whole and len(numbers) == self.total
-        is_counted = is_id or self.is_length or not (self.varies or self.low < 0)
-        is_percent = self.low >= 0 and not any(number % STEP for number in numbers)
-        return not is_counted and self.low >= -SCALE and self.high <= (100 if is_percent else SCALE)
+    def as_grade(self, expression: str) -> str:
+        """Return the expression of a mark or a score, for the ``expression`` of the column."""
+        good = sorted(f"'{word}'" for word in self.words if judge_words(word) > 0)
+        is_read = self.numbers or {word.casefold() for word in self.words} <= {"true", "false"}
+        return expression if is_read else f"contains([{', '.join(good)}], {expression})"
 
     def __str__(self) -> str:
         """Return the first different values as text."""
@@ -102,49 +109,36 @@ class Values(NamedTuple):
         return ", ".join(shown[:SHOWN]) + (", ..." if shown[SHOWN:] else "")
 
 
-def _are_marks(words: Sequence[str]) -> bool:
-    """Return True if some of the words mean good and some bad, or all belong to such marks."""
-    meant = {judge_words(word) for word in words}
-    known = frozenset().union(*(word_lists()[kind] for kind in ("good", "bad", "middle")))
-    return {1, -1} <= meant or (
-        meant != {0} and all(known.issuperset(split_words(word)) for word in words)
-    )
-
-
 def summarize(values: Sequence[object], rows: Sequence[Mapping[str, object]] = ()) -> Values:
     """Return the summary of a column's values; ``rows`` are their whole rows."""
     given = [value for value in values if not is_blank(value)]
-    keys = [_key_of(value) for value in given if not isinstance(value, list | dict)]
-    numbers = [key for key in keys if isinstance(key, float)]
-    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    different = list(dict.fromkeys(map(_shorten, given)))[: MOST + 1]
+    is_length = bool(rows) and all(map(_is_length, values, rows))
     return Values(
-        dict.fromkeys(list(dict.fromkeys(keys))[: MOST + 1]),
+        dict.fromkeys(different),
         len(given),
         len(values) - len(given),
-        len(numbers),
-        len(keys) - len(numbers),
-        sum(map(_is_sentence, keys)),
-        sum(isinstance(each, list) and _are_answers(each) for each in given),
-        low,
-        high,
-        all(number.is_integer() for number in numbers),
-        bool(numbers and rows) and high <= SCALE and all(map(_is_length, values, rows)),
+        sum(map(_are_answers, given)),
+        is_length,
     )
 
 
-def _key_of(value: object) -> str | float:
+def _shorten(value: object) -> str | float:
     number = None if isinstance(value, bool) else read_number(value)
-    return str(value).strip()[:SHORT] if number is None else number
+    text = value if isinstance(value, str) else repr(value) if isinstance(value, bool) else "..."
+    return text.strip()[:SHORT] if number is None else number
 
 
-def _is_sentence(value: object) -> bool:
+def is_sentence(value: object) -> bool:
+    """Return True for a text of several words."""
     return isinstance(value, str) and SENTENCE.search(value[:SHORT]) is not None
 
 
-def _are_answers(items: Sequence[object]) -> bool:
-    return len(items) > 1 and all(isinstance(each, dict) or _is_sentence(each) for each in items)
+def _are_answers(value: object) -> bool:
+    several = isinstance(value, list) and len(value) > 1 and value
+    return bool(several) and all(isinstance(each, dict) or is_sentence(each) for each in several)
 
 
 def _is_length(value: object, row: Mapping[str, object]) -> bool:
     texts = [each for each in row.values() if isinstance(each, str) and len(each) <= SHORT]
-    return is_blank(value) or any(_key_of(value) in (len(t), len(t.split())) for t in texts)
+    return is_blank(value) or any(_shorten(value) in (len(t), len(t.split())) for t in texts)
