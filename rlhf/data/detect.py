@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -29,7 +30,7 @@ from rlhf.data.unread import Values, judge_words, summarize
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
 # The words that read a data set by COLUMNS.
-COMMAND = 'data=local data.path=null "data.sets.mine={path: FILE, columns: COLUMNS}"'
+COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMNS}"
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 PAIRS = {"rejected", "responses", "threads"}  # targets of layouts with several responses
 # Parts of the names of numbers beside responses -> the target.
@@ -272,8 +273,11 @@ def _build_advice(
         columns = {name: summarize([row.get(name) for row in whole], whole) for name in typical}
         read = propose(columns, typical, asking=names["asking"], answering=names["answering"])
     said = ", ".join(f"{target}: {quote_for_hydra(each)}" for target, each in read.items())
-    said = re.sub(r'([\\"$`])', r"\\\1", f"{{{said}}}")  # the command has it in double quotes
-    return f"To say what to read (docs/data.md): {command.replace('COLUMNS', said)}"
+    words, key, entry = command.partition("data.sets.")
+    entry = key + entry.replace("COLUMNS", f"{{{said}}}")
+    is_plain = {"'"} >= set(entry) & set("'\"\\$`")  # shells and shlex read these otherwise
+    typed = f'"{entry}"' if is_plain else shlex.quote(entry)
+    return f"To say what to read (docs/data.md): {words}{typed}"
 
 
 def _keep_columns(expression: str, missing: Iterable[str]) -> str:

@@ -260,7 +260,7 @@ def _build_command(source: Source, name: str, dataset: DatasetConfig) -> str:
     ]
     said += [f"phases: [{','.join(dataset.phases)}]"] if dataset.phases else []
     words = f"data={source} data.path=null"
-    return f'{words} "data.sets.{name}={{{", ".join(said)}, columns: COLUMNS}}"'
+    return f"{words} data.sets.{name}={{{', '.join(said)}, columns: COLUMNS}}"
 
 
 def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDataset:
