@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlhf.data.records import ASSISTANT_TURN
-from rlhf.data.unread import Values, judge_words, split_words, word_lists
+from rlhf.data.unread import Values, find_words, judge_words, word_lists
 from rlhf.data.written_lists import are_messages, parse_list
 
 NAME = re.compile(r"[A-Za-z_]\w*\Z")  # names that an expression needs no quotes for
@@ -22,7 +22,7 @@ def quote(name: str) -> str:
 
 def split_side(name: str) -> tuple[tuple[str, ...], str]:
     """Return the words of a name, and the letter, number or side in it, such as a, 1 or left."""
-    words, lists = split_words(name), word_lists()
+    words, lists = find_words(name), word_lists()
     sides = [each for each in words if each.isdigit() or each in lists["first"] | lists["second"]]
     return tuple(each for each in words if each not in sides), sides[-1] if sides else ""
 
@@ -69,7 +69,7 @@ def _find_side(value: str | float, rivals: Sequence[str]) -> int | None:
         if text.casefold() == name.casefold() or (side and side == split_side(name)[1]):
             return index
     kinds = [kind for kind in PAIR if side in lists[kind]]
-    is_tie = not lists["tie"].isdisjoint(split_words(text))
+    is_tie = not lists["tie"].isdisjoint(find_words(text))
     return len(PAIR) if is_tie else PAIR.index(kinds[0]) if kinds else None
 
 

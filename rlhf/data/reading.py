@@ -438,14 +438,14 @@ def _is_marked(record: Record) -> bool:
 def _is_alike(values: dict[str, object], first: dict[str, object]) -> bool:
     """Return True if ``first``, of the first chunk, has each column, with a value if this has.
 
-    A value is a list if the first value is one: messages were read from the texts of both, or none.
+    Messages were read from the texts of a column in both chunks, or in none.
     """
-    return all(
-        name in first
-        and (value is None or first[name] is not None)
-        and (value is None or isinstance(value, list) == isinstance(first[name], list))
+    has_all = all(
+        name in first and (value is None or first[name] is not None)
         for name, value in values.items()
     )
+    given = [(value, first[name]) for name, value in values.items() if has_all and value]
+    return has_all and all(isinstance(a, list) == isinstance(b, list) for a, b in given)
 
 
 def count_processes() -> int:

@@ -16,8 +16,8 @@ SCALE, PERCENT, STEP = 10, 100, 5  # a short scale ends at 10, or at 100 in step
 SHORT = 200  # characters; the length of a longer text is no scale
 # A word, a number, "n/a", a symbol such as a thumb, or a sign that stands alone.
 WORD = re.compile(r"[nN]/[aA]|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+|[^\w\s!-~]|^[+-]$")
-# A sentence has two words, or five letters of a script without spaces.
-SENTENCE = re.compile(r"[^\W\d_]{2,}\W+[^\W\d_]{2,}|[^\W\d_a-zA-Z]{5}")
+# A sentence has two long words, or five letters of a script without spaces.
+SENTENCE = re.compile(r"[^\W\d_]{2,}\W+(?:\w\W+)?[^\W\d_]{2,}|[^\W\d_a-zA-Z]{5}")
 
 
 @cache
@@ -27,21 +27,21 @@ def word_lists() -> Mapping[str, frozenset[str]]:
     return {kind: frozenset(words) for kind, words in lists.items()}
 
 
-def split_words(text: str) -> list[str]:
+def find_words(text: str) -> list[str]:
     """Return the words of a value or a name in lower case: modelA, model_a and "Model A" alike."""
     return [word.casefold() for word in WORD.findall(text)]
 
 
 def judge_words(text: str) -> int:
     """Return 1 if a word of ``text`` means good, -1 if one means bad, otherwise 0."""
-    words, known = set(split_words(text)), word_lists()
+    words, known = set(find_words(text)), word_lists()
     return -1 if words & known["bad"] else int(bool(words & known["good"]))
 
 
 def are_middle(words: Sequence[str], *kinds: str) -> bool:
     """Return True if all words of the texts are neither good nor bad, or of these ``kinds``."""
     known = frozenset().union(*(word_lists()[kind] for kind in ("middle", *kinds)))
-    return all(known.issuperset(split_words(word)) for word in words)
+    return all(known.issuperset(find_words(word)) for word in words)
 
 
 class Values(NamedTuple):
