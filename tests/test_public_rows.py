@@ -147,8 +147,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str, bool]] = {
     "P5 batch": ({"id": lambda i: f"batch_{i}", "custom_id": lambda i: f"request-{i}",
                   "response": {"body": "x"}}, "custom_id", False),
     "A1 preference": ({"prompt": ask, **AB, "preference": either("a", "b")}, "response_a", True),
-    "A1 ties": ({"prompt": ask, **AB, "vote": lambda i: "tie" if i % 5 == 0 else either("A", "B")(i)},
-                "response_a", True),
+    "A1 ties": (
+        {"prompt": ask, **AB, "vote": lambda i: either("A", "B")(i) if i % 5 else "tie"},
+        "response_a", True,
+    ),
     "A1 good": ({"question": ask, "good": good, "bad": bad}, "question, good, bad", True),
     "A1 better": ({"input": ask, "better": good, "worse": bad}, "better", True),
     "P8 Label Studio": ({"prompt": ask, "answer1": first, "answer2": second,
