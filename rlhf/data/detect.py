@@ -265,9 +265,9 @@ def _build_advice(
     """Return the words that read ``rows`` by ``layout`` and ``more``, or without by a guess."""
     typical, whole = find_first_values(rows), [row.values for row in rows]
     if layout is not None and more is not None:
-        missing, read = layout.optional - typical.keys(), dict(more)
-        for target, each in reversed(layout.expressions.items()):
-            read = {target: _keep_columns(each.expression, missing)} | read
+        missing = layout.optional - typical.keys()
+        kept = ((t, _keep_columns(e.expression, missing)) for t, e in layout.expressions.items())
+        read = dict([*kept, *more.items()])
     else:
         names = _read_names()
         columns = {name: summarize([row.get(name) for row in whole], whole) for name in typical}

@@ -52,7 +52,7 @@ def open_text(file: Path, newline: str | None = None) -> TextIO:
     """Open a file of Unicode text, which may be compressed; ``newline`` is that of ``open``."""
     with file.open("rb") as packed:
         first = packed.read(4)
-    decompress = open
+    decompress: Callable[[Path, str], Any] = open
     for suffix, (mark, opener) in DECOMPRESSORS.items():
         if file.suffix.lower() == suffix or first.startswith(mark):
             decompress = opener

@@ -50,13 +50,14 @@ def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[l
     found = []
     for name, values in columns.items() if len(rivals) == len(PAIR) else ():
         sides = {value: _find_side(value, rivals) for value in values.different}
-        tests = {
+        tests: dict[int, str] = {
             side: f"to_number({quote(name)}) == `{value:g}`"
             if isinstance(value, float)
             else f"{quote(name)} == '{value}'"
             for value, side in sides.items()
+            if side is not None
         }
-        if None not in tests and {0, 1} <= tests.keys() and len(tests) == len(sides):
+        if {0, 1} <= tests.keys() and len(tests) == len(sides):
             found.append([tests[side] for side in sorted(tests)])
     return found
 

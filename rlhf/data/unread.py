@@ -58,9 +58,14 @@ class Values(NamedTuple):
 
     def join(self, other: Values) -> Values:
         """Return the summary of the values of both."""
-        different = dict.fromkeys(list(self.different | other.different)[: MOST + 1])
-        counts = (a + b for a, b in zip(self[1:-1], other[1:-1], strict=True))
-        return Values(different, *counts, self.is_length and other.is_length)
+        different = dict.fromkeys([*self.different, *other.different])
+        return Values(
+            dict.fromkeys(list(different)[: MOST + 1]),
+            self.total + other.total,
+            self.blanks + other.blanks,
+            self.answers + other.answers,
+            self.is_length and other.is_length,
+        )
 
     @property
     def numbers(self) -> list[float]:
@@ -135,8 +140,8 @@ def is_sentence(value: object) -> bool:
 
 
 def _are_answers(value: object) -> bool:
-    several = isinstance(value, list) and len(value) > 1 and value
-    return bool(several) and all(isinstance(each, dict) or is_sentence(each) for each in several)
+    items = value if isinstance(value, list) else []
+    return len(items) > 1 and all(isinstance(each, dict) or is_sentence(each) for each in items)
 
 
 def _is_length(value: object, row: Mapping[str, object]) -> bool:

@@ -46,7 +46,8 @@ def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
         DataError: if most texts of a column are lists of messages, and others are not.
     """
     for name in dict.fromkeys(name for row in rows for name in row.values):
-        texts = {n: each for n, row in enumerate(rows) if _is_text(each := row.values.get(name))}
+        values = ((n, row.values.get(name)) for n, row in enumerate(rows))
+        texts = {n: each for n, each in values if isinstance(each, str) and not is_blank(each)}
         tried = [are_messages(parse_list(text)) for text in islice(texts.values(), TRIED)]
         if 2 * sum(tried) <= len(tried):
             continue
@@ -61,7 +62,3 @@ def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
             for n, row in enumerate(rows)
         ]
     return rows
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not is_blank(value)
