@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
+
+LFS_MARK = b"version https://git-lfs.github.com/spec/"
+NOT_PULLED = "is a pointer of Git LFS, not the file: run `git lfs pull` in its folder"
 
 
 def expand_user_path(name: str | Path, *, key: str) -> Path:
@@ -44,6 +48,15 @@ def read_user_text(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(None, "not a regular file", str(path))
     return path.read_text(encoding="utf-8")
+
+
+def find_lfs_pointer(files: Iterable[Path]) -> Path | None:
+    """Return the first of the regular ``files`` that git wrote in place of a file of Git LFS."""
+    for file in files:
+        with suppress(OSError), file.open("rb") as opened:
+            if opened.read(len(LFS_MARK)) == LFS_MARK:
+                return file
+    return None
 
 
 def relative_to_cwd(path: Path) -> Path:

@@ -8,6 +8,7 @@ of known layouts, and ``data.sets.NAME.columns`` those of a user.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +20,25 @@ from jmespath.visitor import TreeInterpreter
 
 from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.data.layouts import SCORES, expand_threads, is_blank, pair_rivals, read_records
-from rlhf.data.records import MESSAGE_KEYS, Dropped, OddRowError, Record, Row, UnusableRowError
+from rlhf.data.layouts import (
+    SCORES,
+    expand_threads,
+    is_blank,
+    pair_rivals,
+    read_marks,
+    read_records,
+)
+from rlhf.data.records import (
+    MESSAGE_KEYS,
+    ROLES,
+    TEXT_OF,
+    Dropped,
+    OddRowError,
+    Record,
+    Row,
+    UnusableRowError,
+)
+from rlhf.data.unread import Values, summarize
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
@@ -129,7 +147,7 @@ class Converted(NamedTuple):
     left_out: Dropped
     read: tuple[str, ...] = ()
     """Columns that hold values and are read."""
-    unread: tuple[str, ...] = ()
+    unread: Mapping[str, Values] = {}
     """Columns and keys of messages that hold values and are not read."""
 
 
@@ -143,6 +161,8 @@ class Layout(NamedTuple):
     """Columns that rows may lack."""
     when: Sequence[ParsedResult] = ()
     """Expressions that are neither null nor false in a row of this layout."""
+    other: frozenset[str] = frozenset()
+    """Columns and keys of messages that are known to be no grades, whatever their values."""
     refuse: str = ""
     """Reason for which rows of this layout cannot be used."""
 
@@ -175,14 +195,14 @@ class Layout(NamedTuple):
         records: list[Record] = []
         left_out = Dropped()
         odd: list[OddRowError] = []
-        unread = dict.fromkeys(n for n in present if n not in self.columns and n not in keep)
+        messages: defaultdict[str, list[object]] = defaultdict(list)
         nulls = set(self.expressions)
         for row, targets in self._compute_targets(rows):
             if nulls:
                 nulls = {target for target in nulls if is_blank(targets.values.get(target))}
             for name, value in targets.values.items():
                 if isinstance(value, NESTED) and name != "tools":
-                    unread |= _unread_keys(name, value)
+                    messages[name] += value if isinstance(value, list) else [value]
             try:
                 found, tools = read_records(targets, left_out), targets.tools()
             except OddRowError as error:
@@ -200,7 +220,16 @@ class Layout(NamedTuple):
                 rule = f"{self.key}.{target}={expression.expression}"
                 raise DataError(f"{source}: {rule} is null in every row.")
         read = tuple(name for name in self.columns if name in present)
-        return Converted(pair_rivals(records, left_out), self.name, left_out, read, tuple(unread))
+        records = read_marks(records) if "grade" in self.expressions else records
+        unread = self._summarize_unread(rows, [name for name in present if name not in keep])
+        for name, items in messages.items():
+            unread |= _summarize_keys(name, items)
+        return Converted(pair_rivals(records, left_out), self.name, left_out, read, unread)
+
+    def _summarize_unread(self, rows: Sequence[Row], present: Sequence[str]) -> dict[str, Values]:
+        whole = [row.values for row in rows]
+        names = [name for name in present if name not in self.columns]
+        return {name: summarize([row.get(name) for row in whole], whole) for name in names}
 
     def _compute_targets(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         """Yield each row and its targets; a layout of threads has targets of its own.
@@ -261,16 +290,22 @@ def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
     return found
 
 
-def _unread_keys(column: str, value: object) -> dict[str, None]:
-    """Return keys with values in the messages of ``column`` that are not read."""
-    items = value if isinstance(value, list) else [value]
-    return {
-        f"{column}[].{key}": None
-        for item in items
-        if isinstance(item, dict) and item.keys() - MESSAGE_KEYS
-        for key, inner in item.items()
-        if key not in MESSAGE_KEYS and not is_blank(inner)
+def _summarize_keys(column: str, items: Sequence[object]) -> dict[str, Values]:
+    """Return the values of the keys that are not read in messages; an answer may lack a key."""
+    said = [item for item in items if isinstance(item, dict)]
+    keys = dict.fromkeys(key for item in said for key in item if key not in MESSAGE_KEYS)
+    found = {
+        f"{column}[].{key}": summarize(
+            [item.get(key) for item in said if key in item or _is_answer(item)]
+        )
+        for key in keys
     }
+    return {name: values for name, values in found.items() if values.total}
+
+
+def _is_answer(item: Mapping[str, object]) -> bool:
+    roles = (item.get(key) for key in TEXT_OF)
+    return any(isinstance(role, str) and ROLES.get(role) == "assistant" for role in roles)
 
 
 def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:

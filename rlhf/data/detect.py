@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.column_rules import (
     INTERPRETER,
     NONE_WANTED,
+    Converted,
     Layout,
     Wanted,
     columns_read_by,
@@ -22,12 +24,17 @@ from rlhf.data.column_rules import (
     parse_expressions,
 )
 from rlhf.data.layouts import is_blank
-from rlhf.data.records import TEXT_OF, Row
+from rlhf.data.proposals import find_choices, find_families, propose, quote
+from rlhf.data.records import Row
+from rlhf.data.unread import Values, judge_words, summarize
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
-NAME = re.compile(r"[A-Za-z_]\w*\Z")  # names that an expression needs no quotes for
-PLAIN_PATH = re.compile(r"[\w./-]+\Z")
+# The words that read a data set by COLUMNS.
+COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMNS}"
+PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 PAIRS = {"rejected", "responses", "threads"}  # targets of layouts with several responses
+# Parts of the names of numbers beside responses -> the target.
+ORDERS = {"ranks": ["rank"], "scores": ["scor", "rating", "rate", "reward", "grade", "prob"]}
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
 
@@ -45,9 +52,12 @@ def read_layouts() -> Sequence[Layout]:
     for name, row in _read_names()["layouts"].items():
         given = dict(row)
         when = [_parse(text) for text in given.pop("when", [])]
-        optional, refuse = frozenset(given.pop("optional", [])), given.pop("refuse", "")
+        optional, other = (frozenset(given.pop(key, [])) for key in ("optional", "other"))
+        refuse = given.pop("refuse", "")
         del given["source"]
-        found.append(Layout(name, parse_expressions(given, TABLE), "", optional, when, refuse))
+        found.append(
+            Layout(name, parse_expressions(given, TABLE), "", optional, when, other, refuse)
+        )
     return found
 
 
@@ -61,7 +71,30 @@ def known_columns() -> frozenset[str]:
     return frozenset(column for layout in read_layouts() for column in layout.columns)
 
 
-def detect_layout(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED) -> Layout:
+def convert_rows(
+    rows: Sequence[Row],
+    *,
+    source: str,
+    keep: Wanted = NONE_WANTED,
+    rules: Layout | None = None,
+    command: str = COMMAND,
+) -> Converted:
+    """Convert rows to records by ``rules``, or by the layout that is detected.
+
+    Raises:
+        DataError: as ``detect_layout`` does, or if an unread column may change what is learned.
+    """
+    layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
+    converted = layout.convert(rows, source=source, keep=keep)
+    problem, more = find_doubt(layout, converted.unread)
+    if problem:
+        raise DataError(f"{source}: {problem}.\n{_build_advice(rows, command, layout, more)}")
+    return converted
+
+
+def detect_layout(
+    rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTED, command: str = COMMAND
+) -> Layout:
     """Return the first known layout that fits ``rows``, with their system and grade columns.
 
     Raises:
@@ -71,14 +104,19 @@ def detect_layout(rows: Sequence[Row], *, source: str, keep: Wanted = NONE_WANTE
     typical = find_first_values(rows)
     layout = next((each for each in read_layouts() if not _find_missing(each, typical)), None)
     if layout is None:
-        raise DataError(_build_refusal(source, typical))
+        refusal = _build_refusal(source, typical)
+        raise DataError(f"{refusal}\n{_build_advice(rows, command)}")
     layout = layout._replace(expressions=_select_targets(layout, typical))
     present = [name for name, value in typical.items() if value is not None]
     unread = [name for name in present if name not in layout.columns and name not in keep]
     grades = _find_grades(layout, unread)
-    if problem := _find_problem(layout, unread, grades):
-        raise DataError(f"{source}: {problem}.\n{_build_advice(source, typical, grades)}")
-    marks = {"rank" if name == "rank" else "grade": _parse(name) for name in grades}
+    orders = _find_orders(layout, rows, unread)
+    if problem := _find_problem(layout, unread, grades, orders):
+        more = {"grade": quote(grades[0])} if grades else None
+        more = {"scores_or_ranks": quote(next(iter(orders)))} if orders else more
+        raise DataError(f"{source}: {problem}.\n{_build_advice(rows, command, layout, more)}")
+    marks = {"rank" if name == "rank" else "grade": _parse(quote(name)) for name in grades}
+    marks |= {target: _parse(quote(name)) for name, target in orders.items()}
     return layout._replace(expressions={**layout.expressions, **marks})
 
 
@@ -104,21 +142,88 @@ def _find_grades(layout: Layout, unread: Sequence[str]) -> list[str]:
     return [name for name in unread if name in _read_names()["grades"]]
 
 
-def _find_problem(layout: Layout, unread: Sequence[str], grades: Sequence[str]) -> str:
+def _find_orders(layout: Layout, rows: Sequence[Row], unread: Sequence[str]) -> dict[str, str]:
+    """Return the ``unread`` columns with a number for each response, and the target by their name.
+
+    The target is scores or ranks, or "" if the name does not say which.
+    """
+    given = layout.expressions.get("responses")
+    if given is None or {"scores", "ranks"} & layout.expressions.keys():
+        return {}
+    beside = [name for name in unread if _grades_items(rows, columns_read_by(given)[0], name)]
+    kinds = {
+        name: [kind for kind, parts in ORDERS.items() if any(p in name.casefold() for p in parts)]
+        for name in beside
+    }
+    return {name: found[0] if len(found) == 1 else "" for name, found in kinds.items()}
+
+
+def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
+    """Return True if ``name`` has a number or mark for each item of ``column``, in most rows."""
+    pairs = [(row.values.get(column), row.values.get(name)) for row in rows]
+    lists = [(a, b) for a, b in pairs if isinstance(a, list) and isinstance(b, list)]
+    items = [item for a, b in lists if len(a) == len(b) for item in b]
+    inner = [list(each.values()) if isinstance(each, dict) else [each] for each in items]
+    values = summarize([value for each in inner for value in each])
+    is_long = 2 * sum(len(a) == len(b) for a, b in lists) > len(rows)
+    return is_long and bool(values.numbers or values.may_grade)
+
+
+def _find_problem(
+    layout: Layout, unread: Sequence[str], grades: Sequence[str], orders: Mapping[str, str]
+) -> str:
     """Return why rows of ``layout`` with the ``unread`` columns are refused; "" if they are not."""
     if layout.refuse:
         return f"the layout '{layout.name}' cannot be used: {layout.refuse}"
     if len(grades) > 1:
         return f"the columns {' and '.join(grades)} grade the same response: choose one"
-    names = _read_names()
-    parts = names["content"] + ([] if PAIRS & layout.expressions.keys() else names["responses"])
-    for name in unread:
-        if name in parts:
-            return (
-                f"the column '{name}' is a part of the examples, and the layout "
-                f"'{layout.name}' does not read it. Remove the column"
-            )
-    return ""
+    if orders and (len(orders) > 1 or "" in orders.values()):
+        return (
+            f"{' and '.join(orders)}: of the responses of a row, these may be scores (the highest "
+            "is best) or ranks (the lowest is best): name one as scores or as ranks"
+        )
+    parts = [name for name in unread if name in _read_names()["content"]]
+    return _describe_part(parts[0], layout) if parts else ""
+
+
+def _describe_part(name: str, layout: Layout) -> str:
+    what = f"the column '{name}' is a part of the examples"
+    return f"{what}, and the layout '{layout.name}' does not read it"
+
+
+def find_doubt(
+    layout: Layout, unread: Mapping[str, Values]
+) -> tuple[str, Mapping[str, str] | None]:
+    """Return why ``unread`` columns may change what ``layout`` learns, and how to read them.
+
+    The reason is "" if they do not, or if a user has named the columns.
+    """
+    targets = layout.expressions.keys()
+    if layout.key or not {"rejected", "scores", "ranks", "threads"}.isdisjoint(targets):
+        return "", None
+    answers = targets & {"chosen", "messages", "text", "responses"}
+    marks = [n for n, values in unread.items() if values.may_grade and n not in layout.other]
+    if marks and answers and not targets & {"grade", "rank"}:
+        name, values = marks[0], unread[marks[0]]
+        why = f"the column '{name}' ({values}) may say how good a response is, and nothing reads it"
+        if targets & {"text", "responses"}:
+            return f"{why}. These columns read the rows without it", {}
+        last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
+        return f"{why}. If it says something else, leave out grade", {
+            "grade": values.as_grade(last)
+        }
+    texts = [name for name, values in unread.items() if values.words]
+    prose = [name for name in texts if unread[name].is_prose or unread[name].answers]
+    names = {*layout.columns, *unread}
+    naming = (values.different.keys() for values in unread.values() if values.varies)
+    named = {name for words in naming if words <= names for name in words}
+    parts = [name for name in texts if judge_words(name) < 0 or name in named]
+    for family in find_families([*layout.columns, *texts]):
+        if not answers or find_choices(unread, family):
+            parts += [name for name in family if name in texts]
+    if not answers and (prose[1:] or any(unread[name].answers for name in prose)):
+        parts += prose
+    return _describe_part(parts[0], layout) if parts else "", None
 
 
 def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
@@ -148,32 +253,43 @@ def _build_refusal(source: str, typical: Mapping[str, object]) -> str:
     if share_present(nearest)[1]:
         missing = ", ".join(_find_missing(nearest, typical))
         text += f" The nearest is {nearest.name}: {', '.join(nearest.required)} (no {missing})."
-    return f"{text}\n{_build_advice(source, typical)}"
+    return text
 
 
-def _are_turns(value: object) -> bool:
-    items = value if isinstance(value, list) else []
-    return bool(items) and all(
-        isinstance(i, dict) and not TEXT_OF.keys().isdisjoint(i) for i in items
-    )
+def _build_advice(
+    rows: Sequence[Row],
+    command: str,
+    layout: Layout | None = None,
+    more: Mapping[str, str] | None = None,
+) -> str:
+    """Return the words that read ``rows`` by ``layout`` and ``more``, or without by a guess."""
+    typical, whole = find_first_values(rows), [row.values for row in rows]
+    if layout is not None and more is not None:
+        missing = layout.optional - typical.keys()
+        kept = ((t, _keep_columns(e.expression, missing)) for t, e in layout.expressions.items())
+        read = dict([*kept, *more.items()])
+    else:
+        names = _read_names()
+        columns = {name: summarize([row.get(name) for row in whole], whole) for name in typical}
+        read = propose(columns, typical, asking=names["asking"], answering=names["answering"])
+    said = ", ".join(f"{target}: {quote_for_hydra(each)}" for target, each in read.items())
+    words, key, entry = command.partition("data.sets.")
+    entry = key + entry.replace("COLUMNS", f"{{{said}}}")
+    is_plain = {"'"} >= set(entry) & set("'\"\\$`")  # shells and shlex read these otherwise
+    typed = f'"{entry}"' if is_plain else shlex.quote(entry)
+    return f"To say what to read (docs/data.md): {words}{typed}"
 
 
-def _build_advice(source: str, typical: Mapping[str, object], grades: Sequence[str] = ()) -> str:
-    """Return the line to type for rows like ``typical``, with columns guessed by their names."""
-    texts = [name for name, value in typical.items() if isinstance(value, str) and NAME.match(name)]
-    names = _read_names()
-    order = [*names["asking"], *(name for name in texts if name not in names["answering"])]
-    asking = next((name for name in order if name in texts), "QUESTION")
-    order = [*names["answering"], *texts]
-    answer = next((name for name in order if name in texts and name != asking), "ANSWER")
-    columns = {"prompt": f"'human({asking})'", "chosen": answer}
-    if turns := next((name for name, value in typical.items() if _are_turns(value)), None):
-        columns = {"messages": turns}
-    columns |= dict(zip(["grade"], grades, strict=False))
-    path = source.partition(", split ")[0]
-    place = path if PLAIN_PATH.match(path) else f"'{path}'"
-    said = ", ".join(f"{target}: {expression}" for target, expression in columns.items())
-    return (
-        "To say what to read (docs/data.md): data.path=null "
-        f'"data.sets.mine={{path: {place}, columns: {{{said}}}}}"'
-    )
+def _keep_columns(expression: str, missing: Iterable[str]) -> str:
+    for name in missing:
+        expression = re.sub(rf"\b{name}, |, {name}\b", "", expression)
+    return expression
+
+
+def quote_for_hydra(expression: str) -> str:
+    """Return ``expression`` as a value in Hydra's grammar."""
+    if PLAIN.match(expression):
+        return expression
+    if "'" not in expression:
+        return f"'{expression}'"
+    return '"{}"'.format(expression.replace('"', r"\""))

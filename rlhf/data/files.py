@@ -1,8 +1,9 @@
 """Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1.
 
-All but .parquet may be compressed: .gz, .bz2, .zst. A reader yields chunks, each a function that
-returns up to ``CHUNK`` rows, or all rows of a .json array. The call parses the rows, unless they
-are csv text, so that a process can skip the chunks that others convert.
+All but .parquet may be compressed (.gz, .bz2, .zst, or under another name) and UTF-8, UTF-16 or
+UTF-32 text, as their first bytes say. A reader yields chunks, each a function that returns up to
+``CHUNK`` rows, or all rows of a .json array. The call parses the rows, unless they are csv text, so
+that a process can skip the chunks that others convert.
 """
 
 from __future__ import annotations
@@ -39,18 +40,25 @@ def _open_zstd(file: Path, _mode: str) -> Any:
     return pyarrow.input_stream(str(file), compression="zstd")
 
 
-DECOMPRESSORS: dict[str, Callable[[Path, str], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".zst": _open_zstd,
+# The end of a compressed file's name -> its first bytes, which any name may have, and its opener.
+DECOMPRESSORS: dict[str, tuple[bytes, Callable[[Path, str], Any]]] = {
+    ".gz": (b"\x1f\x8b", gzip.open),
+    ".bz2": (b"BZh", bz2.open),
+    ".zst": (b"\x28\xb5\x2f\xfd", _open_zstd),
 }
 
 
 def open_text(file: Path, newline: str | None = None) -> TextIO:
-    """Open a file of UTF-8 text, which may be compressed; ``newline`` is that of ``open``."""
-    decompress = DECOMPRESSORS.get(file.suffix.lower())
-    stream = file.open("rb") if decompress is None else decompress(file, "rb")
-    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline)
+    """Open a file of Unicode text, which may be compressed; ``newline`` is that of ``open``."""
+    with file.open("rb") as packed:
+        first = packed.read(4)
+    decompress: Callable[[Path, str], Any] = open
+    for suffix, (mark, opener) in DECOMPRESSORS.items():
+        if file.suffix.lower() == suffix or first.startswith(mark):
+            decompress = opener
+    with decompress(file, "rb") as stream:
+        encoding = json.detect_encoding(stream.read(4))
+    return io.TextIOWrapper(decompress(file, "rb"), encoding=encoding, newline=newline)
 
 
 def estimate_text_bytes(file: Path) -> int:

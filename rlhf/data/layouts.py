@@ -87,7 +87,7 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _read_number(value: object) -> float | None:
+def read_number(value: object) -> float | None:
     """Return a number, which may be written as text; None for any other value and for NaN."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
@@ -145,7 +145,7 @@ def _read_responses(row: Row, asked: Record | None, left_out: Dropped) -> list[R
         raise row.build_error(f"{given} has {len(numbers)} values for {len(responses)} responses.")
     answered = []
     for response, number in zip(responses, numbers, strict=True):
-        score = _read_number(number)
+        score = read_number(number)
         if is_blank(response) or score is None:
             left_out.drop(NOT_SCORED, row.place)
             continue
@@ -180,6 +180,14 @@ def _compare_responses(answered: Sequence[Record], left_out: Dropped) -> list[Re
         else:
             pairs.append(pair._replace(columns={**(better.columns or {}), **scores}))
     return pairs
+
+
+def read_marks(records: list[Record]) -> list[Record]:
+    """Return ``records`` with marks in place of scores that are all 0 or 1, or all -1 or 1."""
+    scores = {record.grade for record in records if record.grade is not None}
+    if not (scores <= {0, 1} or scores <= {-1, 1}):
+        return records
+    return [r if r.grade is None else r._replace(grade=r.grade > 0) for r in records]
 
 
 def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
@@ -291,7 +299,7 @@ def _read_grade(row: Row) -> bool | float | None:
     mark = MARKS.get(value.strip().lower()) if isinstance(value, str) else value
     if isinstance(mark, bool):
         return mark
-    score = _read_number(value)
+    score = read_number(value)
     if score is None:
         raise row.build_error(
             f"the {name} is {value!r}; must be true, false or a number. {WAY_OUT}"

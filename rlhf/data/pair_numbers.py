@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import DataError
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.data.detect import detect_layout
+from rlhf.data.detect import convert_rows
 from rlhf.data.records import Record
 from rlhf.data.tables import find_tables, rows_of
+from rlhf.data.written_lists import read_written_messages
 from rlhf.options import RewardConfig
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ def read_pair_groups(path: str | None) -> Mapping[str, list[Record]]:
     tables = find_tables(DatasetConfig(path=path), Source.local, key="reward.groups_path")
     groups: defaultdict[str, list[Record]] = defaultdict(list)
     for table in (*tables.train, *tables.eval):
-        rows, keep = rows_of(table), {GROUP: "reward.groups_path"}
-        layout = detect_layout(rows, source=table.place, keep=keep)
-        converted = layout.convert(rows, source=table.place, keep=keep)
+        rows, keep = read_written_messages(rows_of(table)), {GROUP: "reward.groups_path"}
+        converted = convert_rows(rows, source=table.place, keep=keep)
         for record in converted.records:
             if record.rejected is None or not record.columns:
                 raise DataError(

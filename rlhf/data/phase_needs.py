@@ -15,6 +15,12 @@ from rlhf.config.batches import examples_per_step, largest_batch_sizes, num_phas
 from rlhf.config.choices import Phase
 from rlhf.config.schema.ppo import check_ppo
 from rlhf.config.schema.run import RunConfig
+from rlhf.data.records import SCORED
+
+AS_MARKS = (
+    ". Scores become marks in data.sets.NAME.columns (docs/data.md), for example with "
+    "grade: 'to_number(COLUMN) >= `4`'"
+)
 
 
 class PhaseExamples(NamedTuple):
@@ -60,11 +66,12 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
             largest_batch_sizes(config, phase, examples=each.train) if each.eval else None
             for phase, each in short.items()
         ]
+        has_scores = any(each.left_out.get(SCORED) for each in short.values())
         known = [size for size in sizes if size is not None]
         fix = f"Use {' '.join(known)}, or give" if len(known) == len(sizes) else "Give"
         raise DataError(
             f"data: {counts}. {fix} more data, a larger share of data.split, or higher token "
-            "limits if many examples were skipped"
+            f"limits if many examples were skipped{AS_MARKS * has_scores}"
         )
     if Phase.dpo in found and not found[Phase.dpo].answered:
         raise DataError(

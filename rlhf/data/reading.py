@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -36,7 +37,7 @@ from rlhf.data.column_rules import (
     find_first_values,
     parse_columns,
 )
-from rlhf.data.detect import detect_layout
+from rlhf.data.detect import convert_rows, detect_layout, find_doubt, quote_for_hydra
 from rlhf.data.files import Chunk
 from rlhf.data.records import (
     Dropped,
@@ -59,12 +60,15 @@ from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import (
     Table,
     Tables,
+    divide_tables_by_column,
     find_tables,
     join_first_names,
     rows_of,
     rows_of_chunk,
     translate_read_errors,
 )
+from rlhf.data.unread import Values
+from rlhf.data.written_lists import read_written_messages
 from rlhf.options import DataConfig
 
 LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
@@ -84,10 +88,8 @@ class _Settings(NamedTuple):
     """The folder for the records of large files."""
     rules: Layout | None = None
     """The layout that data.sets gives; None: rows are detected."""
-
-    def find_layout(self, rows: Sequence[Row], source: str) -> Layout:
-        """Return the layout of the rows of a source."""
-        return self.rules or detect_layout(rows, source=source, keep=self.keep)
+    command: str = ""
+    """The words that read the data set by COLUMNS."""
 
 
 def load_datasets(
@@ -165,7 +167,8 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
             for column, key in settings.keep.items()
             if _find_reading_phase(key) in (dataset.phases or Phase)
         }
-        own = settings._replace(keep=wanted, rules=rules.get(name))
+        command = _build_command(config.source, name, dataset)
+        own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
@@ -242,10 +245,26 @@ def _load_dataset(
         given.path = eval_path
         others = find_tables(given, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
-    return _convert_dataset(path, tables, settings)
+    command = _build_command(config.source, "mine", given)
+    return _convert_dataset(path, tables, settings._replace(command=command))
+
+
+def _build_command(source: Source, name: str, dataset: DatasetConfig) -> str:
+    """Return the words for a command that reads ``dataset`` by COLUMNS."""
+    given = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
+    usual = {"columns": None, "weight": 1.0, "train_split": "train"}
+    said = [
+        f"{key}: {quote_for_hydra(str(value))}"
+        for key, value in given.items()
+        if value is not None and value != usual.get(key) and not isinstance(value, list)
+    ]
+    said += [f"phases: [{','.join(dataset.phases)}]"] if dataset.phases else []
+    words = f"data={source} data.path=null"
+    return f"{words} data.sets.{name}={{{', '.join(said)}, columns: COLUMNS}}"
 
 
 def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDataset:
+    tables = divide_tables_by_column(tables)
     sides = [side for side in (tables.train, tables.eval) if side]
     found = [_convert_tables(side, settings) for side in sides]
     both = join_counts([converted for converted, _ in found])
@@ -257,8 +276,9 @@ def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDatas
         both.layout,
         join_dropped([both.left_out, *(dropped for _, dropped in found)]),
         read=both.read,
-        unread=both.unread,
+        unread=tuple(both.unread),
         sides=tables.sides,
+        varied={name: str(values) for name, values in both.unread.items() if values.varies},
     )
 
 
@@ -269,9 +289,11 @@ def _convert_tables(tables: list[Table], settings: _Settings) -> tuple[Converted
     if found is None:
         parts = []
         for table in tables:
-            rows = rows_of(table)
-            layout = settings.find_layout(rows, table.place)
-            parts.append(layout.convert(rows, source=table.place, keep=settings.keep))
+            rows = read_written_messages(rows_of(table))
+            keep, rules, command = settings.keep, settings.rules, settings.command
+            parts.append(
+                convert_rows(rows, source=table.place, keep=keep, rules=rules, command=command)
+            )
         dropped = Dropped()
         records = settings.prepare([record for part in parts for record in part.records], dropped)
         found = join_counts(parts)._replace(records=records), dropped
@@ -302,7 +324,8 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
 
     The records are stored in a file without a name in ``settings.folder``. Return None if the rows
     must be converted at once: a column has no value in the first chunk, or responses of several
-    rows are compared, or a chunk is refused, while all rows may be accepted.
+    rows are compared, or a chunk is refused, while all rows may be accepted, or an unread column of
+    all rows may change what is learned.
 
     Raises:
         DataError: if a table cannot be read.
@@ -317,9 +340,10 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
         opened = TemporaryFile(dir=settings.folder)  # noqa: SIM115
     counts: list[Converted] = []
     dropped: list[Dropped] = []
+    layouts: list[Layout] = []
 
     def convert_chunks() -> Iterator[PackedRecords]:
-        for chunk in run_in_order(_list_tasks(tables, settings), count_processes()):
+        for chunk in run_in_order(_list_tasks(tables, settings, layouts), count_processes()):
             counts.append(chunk.counts)
             dropped.append(chunk.dropped)
             yield chunk.packed
@@ -329,46 +353,57 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
             records = StoredRecords(convert_chunks(), file)
     except NotAloneError:
         return None
-    return join_counts(counts)._replace(records=records), join_dropped(dropped)
+    found = join_counts(counts)._replace(records=records)
+    is_doubtful = any(find_doubt(layout, found.unread)[0] for layout in layouts)
+    return None if is_doubtful else (found, join_dropped(dropped))
 
 
 def join_counts(parts: Sequence[Converted]) -> Converted:
     """Return layouts, counts and columns of all ``parts``, without their records."""
+    unread: dict[str, Values] = {}
+    for name, values in (item for part in parts for item in part.unread.items()):
+        unread[name] = unread[name].join(values) if name in unread else values
     return Converted(
         [],
         " + ".join(dict.fromkeys(part.layout for part in parts)),
         join_dropped(part.left_out for part in parts),
         tuple(dict.fromkeys(name for part in parts for name in part.read)),
-        tuple(dict.fromkeys(name for part in parts for name in part.unread)),
+        unread,
     )
 
 
 def _list_tasks(
-    tables: Sequence[Table], settings: _Settings
+    tables: Sequence[Table], settings: _Settings, layouts: list[Layout]
 ) -> Iterator[Callable[[], ConvertedChunk]]:
-    """Yield a function for each chunk, which converts it by the layout of its table's first."""
+    """Yield a function for each chunk, which converts it by the layout of its table's first.
+
+    The layout of each table is added to ``layouts``.
+    """
     keep, prepare = settings.keep, settings.prepare
     for table in tables:
         layout = None
         with translate_read_errors(table.place):
             for chunk in table.read_chunks():
                 if layout is None:
-                    rows = list(rows_of_chunk(chunk, table.place))
-                    first = find_first_values(rows)
-                    layout = _find_layout(rows, table, settings)
+                    first, layout = _read_first_chunk(chunk, table, settings)
+                    layouts.append(layout)
                 yield partial(_convert_chunk, chunk, table.place, layout, first, keep, prepare)
         if layout is None:
             raise NotAloneError
 
 
-def _find_layout(rows: Sequence[Row], table: Table, settings: _Settings) -> Layout:
+def _read_first_chunk(
+    chunk: Chunk, table: Table, settings: _Settings
+) -> tuple[dict[str, object], Layout]:
+    """Return the first values of a table's columns, and its layout."""
     try:
-        layout = settings.find_layout(rows, table.place)
+        rows = read_written_messages(list(rows_of_chunk(chunk, table.place)))
+        layout = settings.rules or detect_layout(rows, source=table.place, keep=settings.keep)
     except DataError as error:
         raise NotAloneError from error
     if "threads" in layout.expressions:
         raise NotAloneError
-    return layout
+    return find_first_values(rows), layout
 
 
 def _convert_chunk(
@@ -380,10 +415,11 @@ def _convert_chunk(
     prepare: Callable[[Sequence[Record], Dropped], list[Record]],
 ) -> ConvertedChunk:
     with translate_read_errors(place):
-        rows = list(rows_of_chunk(chunk, place))
-    if not _is_alike(find_first_values(rows), first):
-        raise NotAloneError
+        rows: Sequence[Row] = list(rows_of_chunk(chunk, place))
     try:
+        rows = read_written_messages(rows)
+        if not _is_alike(find_first_values(rows), first):
+            raise NotAloneError
         found = layout.convert(rows, source=place, keep=keep)
         if MARKS & layout.expressions.keys() and not all(map(_is_marked, found.records)):
             raise NotAloneError
@@ -400,11 +436,16 @@ def _is_marked(record: Record) -> bool:
 
 
 def _is_alike(values: dict[str, object], first: dict[str, object]) -> bool:
-    """Return True if ``first``, of the first chunk, has each column, with a value if this has."""
-    return all(
+    """Return True if ``first``, of the first chunk, has each column, with a value if this has.
+
+    Messages were read from the texts of a column in both chunks, or in none.
+    """
+    has_all = all(
         name in first and (value is None or first[name] is not None)
         for name, value in values.items()
     )
+    given = [(value, first[name]) for name, value in values.items() if has_all and value]
+    return has_all and all(isinstance(a, list) == isinstance(b, list) for a, b in given)
 
 
 def count_processes() -> int:

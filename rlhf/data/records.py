@@ -38,6 +38,7 @@ THOUGHTS, CALLS = ("reasoning_content", "thinking"), "tool_calls"
 TEMPLATE_KEYS = (*THOUGHTS, CALLS, "tool_call_id", "name")  # keys that templates read
 MESSAGE_KEYS = frozenset({*TEXT_OF, *TEXT_OF.values(), *WEIGHTS, *TEMPLATE_KEYS})
 WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
+SCORED = "response with a score, not a mark"  # the reason for which SFT skips a response
 TEXT_FIELDS = ("prompt", "chosen", "rejected", "text")
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
 # Control characters other than whitespace, and lone surrogates, which UTF-8 cannot encode.
@@ -228,7 +229,9 @@ class RawDataset(NamedTuple):
     unread: tuple[str, ...] = ()
     """Columns and keys of messages that hold values and are not read."""
     sides: str = ""
-    """The names of the files to train on and held out; "" if there is only one file."""
+    """What is trained on and held out, by names of files and by a column; "" if neither is."""
+    varied: Mapping[str, str] = {}
+    """Unread columns whose values differ, and the first different values."""
 
 
 class UnusableRowError(Exception):

@@ -15,18 +15,20 @@ others are trained on. A dataset of the hub, or a copy of it, has named splits.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import NOT_PULLED, expand_user_path, find_lfs_pointer
 from rlhf.config.choices import Source
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.files import (
@@ -49,6 +51,10 @@ SIDE = re.compile(
     r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
     r"(?:eval(?:uation)?|test(?:ing)?|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
 )
+# Files that describe the data beside them, and that the datasets library skips too.
+METADATA = {f"{name}.json" for name in "dataset_info dataset_infos dataset_dict config".split()}
+SIDES = ("train", "held out")
+MOST_WORDS, LONGEST_WORD = 12, 40  # of a column that marks rows as held out; characters
 CONFIGS = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
 PACKED = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
 NO_NETWORK = (
@@ -123,9 +129,74 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
 
 def _is_held_out(name: str) -> bool:
     """Return True if the last part of the path ``name`` with a word for a side is held out."""
-    sides = (SIDE.search(part.lower()) for part in reversed(PurePath(name).parts))
-    side = next(filter(None, sides), None)
-    return side is not None and not side["train"]
+    sides = (_find_side(part) for part in reversed(PurePath(name).parts))
+    return next(filter(None, sides), "") == SIDES[1]
+
+
+def _find_side(text: str) -> str:
+    """Return the one of ``SIDES`` that a name such as hh_test-1 means; "" if it means none."""
+    found = SIDE.search(text.lower())
+    return SIDES[not found["train"]] if found else ""
+
+
+def divide_tables_by_column(tables: Tables) -> Tables:
+    """Hold out the rows that a column marks with words such as test and valid1, unless all are.
+
+    Raises:
+        DataError: if a column has words for both sides, and other values.
+    """
+    train: list[Table] = []
+    held_out, told = list(tables.eval), [tables.sides] if tables.sides else []
+    for table in tables.train:
+        column, words = _find_held_out_words(table)
+        for side in (train, held_out) if words else ():
+            read = partial(_chunks_of_side, table, column, words, side is held_out)
+            if any(True for chunk in read() for _ in chunk()):
+                side.append(table._replace(read_chunks=read))
+        if words:
+            told.append(f"holds out rows with {column}={' or '.join(sorted(words))}")
+        else:
+            train.append(table)
+    return Tables(train, held_out, "; ".join(dict.fromkeys(told))) if train else tables
+
+
+def _find_held_out_words(table: Table) -> tuple[str, set[str]]:
+    """Return a column that marks rows of a table as held out, and its words for them."""
+    first = list(islice(iterate_rows(table), CHUNK))
+    for column in dict.fromkeys(name for row in first for name in row.values):
+        words = _texts_of(column, first)
+        is_short = len(words) <= MOST_WORDS and all(len(word) <= LONGEST_WORD for word in words)
+        if not is_short or not any(map(_find_side, words)):
+            continue
+        sides = {word: _find_side(word) for word in _texts_of(column, iterate_rows(table))}
+        if {*SIDES, ""} <= set(sides.values()):
+            raise DataError(
+                f"{table.place}: the column '{column}' marks rows to train on and to hold out, and "
+                f"has other values too: {', '.join(sorted(sides))}. Remove the other rows."
+            )
+        if set(sides.values()) <= set(SIDES):
+            return column, {word for word, side in sides.items() if side == SIDES[1]}
+    return "", set()
+
+
+def _texts_of(column: str, rows: Iterable[Row]) -> set[str]:
+    values = (row.values.get(column) for row in rows)
+    return {value for value in values if isinstance(value, str) and value.strip()}
+
+
+def _chunks_of_side(
+    table: Table, column: str, words: set[str], is_held_out: bool
+) -> Iterator[Chunk]:
+    for chunk in table.read_chunks():
+        yield partial(_rows_of_side, chunk, column, words, is_held_out)
+
+
+def _rows_of_side(
+    chunk: Chunk, column: str, words: set[str], is_held_out: bool
+) -> Iterator[tuple[int, object]]:
+    for number, values in chunk():
+        if (isinstance(values, dict) and values.get(column) in words) == is_held_out:
+            yield number, values
 
 
 def join_first_names(names: Iterable[str]) -> str:
@@ -223,6 +294,7 @@ def _tables_of_files(
         for split, files in splits.items()
         for file in files
         if (reader := find_reader(file, readers)) is not None
+        and (file == root or file.name not in METADATA)
     }
     if not found:
         packed = [file.name for files in splits.values() for file in files]
@@ -231,6 +303,8 @@ def _tables_of_files(
         known += f"; {packed[0]}: unpack it first" if packed else ""
         raise DataError(f"{place}: no file that can be read; {known}.")
     _require_regular_files(file for _, file, _ in found.values())
+    if pointer := find_lfs_pointer(file for _, file, _ in found.values()):
+        raise DataError(f"{pointer}: {NOT_PULLED}.")
     return {
         name: Table(str(file), partial(reader, file), split, estimate_text_bytes(file))
         for name, (split, file, reader) in found.items()
@@ -276,7 +350,10 @@ def _read_configs(place: Path, subset: str | None) -> dict[str, list[Path]]:
         except ValueError as error:
             raise build_config_error(" ".join(str(error).splitlines()[:2])) from error
     splits = built.config.data_files or {}
-    return {str(split): [Path(file) for file in files] for split, files in splits.items()}
+    return {  # their paths are absolute, and tables are named by their paths in ``place``
+        str(split): [place / os.path.relpath(file, place) for file in files]
+        for split, files in splits.items()
+    }
 
 
 def _require_regular_files(files: Iterable[Path]) -> None:

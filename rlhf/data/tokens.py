@@ -41,7 +41,7 @@ from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import UnusableTemplateError
-from rlhf.data.records import Record, describe_first_place
+from rlhf.data.records import SCORED, Record, describe_first_place
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import Numbers, facts_of, is_in_memory
 
@@ -144,8 +144,7 @@ def _keep_good(rows: Records, left_out: Counter[str]) -> Records:
         if record.grade is None or record.grade is True:
             good.append((index, record))
         else:
-            is_bad = record.grade is False
-            left_out[f"response {'marked as bad' if is_bad else 'with a score, not a mark'}"] += 1
+            left_out["response marked as bad" if record.grade is False else SCORED] += 1
     return good
 
 

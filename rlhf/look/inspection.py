@@ -15,6 +15,7 @@ from rlhf.config.choices import Phase, Source
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
+from rlhf.data.phase_needs import PhaseExamples, require_examples
 from rlhf.data.records import FIRST_PLACES, RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import join
@@ -115,6 +116,15 @@ def inspect_data(config: RunConfig, command: str) -> Look:
         encode_sample(phase, _records_for(phase, datasets), encoder, config)
         for phase in config.phase.order
     ]
+    unusable = {
+        sample.phase: PhaseExamples(0, 0, sample.skipped, 0)
+        for sample in samples
+        if sample.records and not sample.lengths
+    }
+    try:
+        require_examples(config, {} if findings else unusable)
+    except DataError as error:
+        findings.append(DataFinding("refused", 1, f"`{command}` would be refused: {error}"))
     lengths = [found for sample in samples for found in _measure(sample, config)]
     first = join([side for each in datasets for side in (each.train, each.eval or [])])
     first = first[:MOST_COMPARED]
@@ -169,8 +179,11 @@ def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
         text = f"Not used of {dataset.name}, {count:,} times: {reason}"
         yield DataFinding("dropped", count, text, places)
     if dataset.unread:
-        columns = ", ".join(dataset.unread)
-        yield DataFinding("unread", len(dataset.unread), f"{dataset.name}: not read: {columns}")
+        shown = (
+            f"{name} ({dataset.varied.get(name, 'always the same')})" for name in dataset.unread
+        )
+        text = f"{dataset.name}: not read: {', '.join(shown)}"
+        yield DataFinding("unread", len(dataset.unread), text)
     yield from _find_lopsided_pairs(dataset)
 
 

@@ -11,6 +11,7 @@ trained, and of the model only the tokenizer is loaded.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -88,10 +89,12 @@ def compose_config(words: Sequence[str], place: str | None) -> RunConfig:
 def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the words for the launcher, and the place of data if a word is one.
 
+    A word for data.path, as a refusal proposes it behind the place, has precedence over the place.
+
     Raises:
         ConfigError: if several words are places.
     """
-    places = [word for word in words if "=" not in word or Path(word).exists()]
+    places = [word for word in words if "=" not in word or os.path.exists(word)]
     if len(places) > 1:
         raise ConfigError(
             f"{' '.join(places)}: give one file or folder, or several as data.path=[ONE,OTHER]"
@@ -99,7 +102,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
     own = [word for word in words if word not in places]
     for place in places:
         own.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
-    return own, next(iter(places), None)
+    is_named = any(word.startswith("data.path=") for word in own)
+    return own, None if is_named else next(iter(places), None)
 
 
 def _is_hub_id(place: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import NOT_PULLED, expand_user_path, find_lfs_pointer
 from rlhf.config.choices import ModelInit
 from rlhf.config.schema.model import ModelConfig
 
@@ -68,6 +68,8 @@ def build_load_error(
 ) -> CheckpointError:
     """Return the error to raise if ``place``, the value of ``key``, does not hold ``what``."""
     folder = Path(str(place))
+    if pointer := find_lfs_pointer(file for file in folder.glob("*") if file.is_file()):
+        reason = f"{pointer.name} {NOT_PULLED}"
     if "custom code" in reason:
         group = "model" if key == RUN_FOLDER else key.rpartition(".")[0] or key
         return CheckpointError(

@@ -60,6 +60,15 @@ FORMS: dict[str, Form] = {
     "zst": ({"x.jsonl.zst": zstd(AB)}, "ab", ""),
     "csv.gz": ({"x.csv.gz": gzip.compress(b"prompt,n\na,1\nb,2\n")}, "ab", ""),
     "tsv.zst": ({"x.tsv.zst": zstd(BOM + b"prompt\tn\na\t1\n")}, "a", ""),
+    "gz of another name": ({"x.jsonl": gzip.compress(AB)}, "ab", ""),
+    "bz2 of another name": ({"x.json": bz2.compress(ARRAY)}, "ab", ""),
+    "zst of another name": ({"x.csv": zstd(b"prompt\na\n")}, "a", ""),
+    "UTF-16": ({"x.jsonl": AB.decode().encode("utf-16")}, "ab", ""),
+    "UTF-16 without its mark": ({"x.json": ARRAY.decode().encode("utf-16-be")}, "ab", ""),
+    "UTF-16, compressed": ({"x.jsonl.gz": gzip.compress(A.decode().encode("utf-16-le"))}, "a", ""),
+    "Excel's Unicode text": (
+        {"x.csv": "prompt\tn\r\na\t1\r\n\xe4\t2\r\n".encode("utf-16")}, "a\xe4", ""
+    ),
     "array": ({"x.jsonl": ARRAY}, "ab", ""),
     "printed array": ({"x.jsonl": b"\n" + PRINTED}, "ab", ""),
     "array.gz": ({"x.jsonl.gz": gzip.compress(ARRAY)}, "ab", ""),
@@ -83,6 +92,10 @@ FORMS: dict[str, Form] = {
         {"README.md": README.encode(), "data/a-0.jsonl.gz": A_GZ, "data/test.jsonl": B,
          "data/other.jsonl": AB, "info.json": b"{}"}, "a", "b",
     ),
+    **{
+        name: ({"pets.json": ARRAY, f"{name}.json": b'{"pets": {"splits": []}}'}, "ab", "")
+        for name in "dataset_info dataset_infos config".split()
+    },
     **{
         name: ({"train.jsonl": A, f"{name}.jsonl": B}, "a", "b")
         for name in "valid dev eval my-validation dev-00000-of-00001 HH.Val2 testset".split()
@@ -142,12 +155,25 @@ def test_a_readme_gives_the_splits_of_a_hub_data_set(tmp_path: Path) -> None:
     assert prompts(load(folder, subset="second").train) == ["b"]
 
 
+@pytest.mark.parametrize("form", ["clone", "./clone", "../{here}/clone", "link", "../{here}/link"])
+def test_a_clone_of_the_hub_is_read_from_a_relative_path(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "clone", FORMS["README"][0])
+    (tmp_path / "link").symlink_to("clone")
+    monkeypatch.chdir(tmp_path)
+    found = load(form.format(here=tmp_path.name))
+    assert (prompts(found.train), prompts(found.eval)) == (["a"], ["b"])
+    assert "trains on data/a-0.jsonl.gz, holds out data/test.jsonl" in describe_dataset(found)
+
+
 def test_a_corpus_may_be_compressed(tmp_path: Path) -> None:
     fill(tmp_path, {"a.txt.gz": gzip.compress(b"one\n\ntwo"), "eval/b.txt": b"three"})
     texts, held_out = load_ptx_texts(config_of(None, ptx_path=str(tmp_path)), seed=0)
     assert (sorted(texts), held_out) == (["one", "two"], ["three"])
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ROW, LONG = '{"prompt": "a"}', "9" * 5000
 NO_DEFAULT = README.replace("  default: true\n", "").encode()
 # A file, its content, and a regular expression for the refusal.
@@ -163,7 +189,11 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", f"[1]\n{ROW}", r"a\.jsonl, row 1: of type list; a row must"),
     ("a.jsonl", f'{ROW}\n{{"text": {LONG}}}\n', r"a\.jsonl, row 2: .*5000 digits"),
     ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a\.jsonl, row 1: .*'text' twice"),
-    ("a.jsonl", ROW.encode("utf-16"), "not UTF-8 text"),
+    ("a.jsonl", '{"prompt": "\xe4"}'.encode("latin-1"), "not UTF-8 text"),
+    *(
+        (f"a.{kind}", LFS, rf"a\.{kind}: is a pointer of Git LFS, not the file: run `git lfs pull`")
+        for kind in ("jsonl", "json", "csv", "parquet", "jsonl.gz")
+    ),
     ("a.json", "", r"a\.json: empty"),
     ("a.json", "[{]", r"a\.json: not JSON: .* at line 1, character 3\.$"),
     ("a.json", f"[{ROW}, 7]", r"a\.json, row 2: of type int; a row must be an object"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -33,11 +35,17 @@ PROMPTS: Rows = [{"prompt": f"p {n % 31}", "completion": f"c{n % 7}"} for n in r
 PAIRS: Rows = [{"prompt": f"p{n}", "chosen": f"{n % 3}", "rejected": f"{n % 2}"} for n in range(60)]
 TALKS: Rows = [{"messages": [HI[n], ONE] * (n % 3 + 1), "n": n} for n in range(1, 40)]
 UNUSABLE: Rows = [{"prompt": "a", "completion": " "}, {"prompt": "\x07", "completion": "b"}]
+SIDES = ("training", "test-1", "training")
 EVAL: Rows = [{"prompt": f"p {n}", "completion": "x"} for n in range(25, 36)]
 FILES: dict[str, dict[str, Rows]] = {
     "prompts": {"train.jsonl": [*PROMPTS, *UNUSABLE, *PROMPTS], "val.csv": EVAL},
     "pairs of two files": {"a.parquet": PAIRS, "b.jsonl": PAIRS[5:20]},
     "conversations": {"a.parquet": TALKS, "b.jsonl": TALKS},
+    "messages as texts, held out by a column": {
+        "a.csv": [
+            {"messages": json.dumps([HI[n % 40], ONE]), "s": SIDES[n // 30]} for n in range(90)
+        ]
+    },
     "texts": {"a.csv": [{"text": f"t{n}"} for n in range(30)]},
     "a list": {"a.json": PROMPTS},
 }
@@ -99,6 +107,27 @@ def test_large_and_small_sets_are_blended(tmp_path: Path) -> None:
     assert divide(mixed) == divide([small[0]._replace(weight=1.5), small[1]])
 
 
+SAID = json.dumps([HI[0], ONE])
+# Rows, and how they are refused, whatever the first chunk holds.
+LATE_DOUBTS: dict[str, tuple[Rows, str]] = {
+    "a mark": (
+        [row | {"ok": n < 60} for n, row in enumerate(PROMPTS)],
+        "'ok' (True, False) may say",
+    ),
+    "a text": ([{"messages": SAID if n < 60 else "a"} for n in range(90)], "'messages' is no list"),
+    "a side": ([r | {"s": "train test x".split()[n // 30]} for n, r in enumerate(PROMPTS)], "'s'"),
+}
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("name", LATE_DOUBTS)
+def test_columns_are_judged_by_all_rows(name: str, tmp_path: Path) -> None:
+    rows, message = LATE_DOUBTS[name]
+    for cache in (None, tmp_path / "cache"):
+        with pytest.raises(DataError, match=re.escape(message)):
+            read(write(tmp_path / "a.jsonl", rows), cache=cache)
+
+
 LATE: Rows = [{"prompt": "q", "completion": "r", "tag": "x"}]
 DATED = [row | {"when": datetime(2026, 1, n % 28 + 1)} for n, row in enumerate(PROMPTS)]
 # The file, its rows, settings, and a part of the fourth record.
@@ -106,6 +135,12 @@ AT_ONCE: dict[str, tuple[str, Rows, dict[str, Any], str]] = {
     "no JSON": ("a.parquet", DATED, {"keep": {"when": "rewards.late.columns"}}, "(2026, 1, 4, "),
     "no UTF-8": ("a.jsonl", [{"prompt": "\ud800"}] * 9, {"clean": False}, "\\ud8"),
     "a late column": ("a.jsonl", PROMPTS + LATE, {}, "p 3"),
+    "a late score": (
+        "a.jsonl",
+        [r | {"label": n // 80 * 2} for n, r in enumerate(PROMPTS)],
+        {},
+        "p 19",
+    ),
     "a late value": ("a.jsonl", [row | {"tag": None} for row in PROMPTS] + LATE, {}, "p 3"),
 }
 

@@ -79,7 +79,7 @@ def test_the_advised_line_reads_the_rows(
     rows = [{"question": f"{n}", "reply": "Yes"} for n in NUMBERS]
     with pytest.raises(DataError) as refused:
         read(tmp_path / "my rows.jsonl", rows)
-    line = shlex.split(str(refused.value).rpartition(": data.path=null ")[2])
+    line = shlex.split(str(refused.value).rpartition(": data=local data.path=null ")[2])
     config = to_run_config(
         compose(["data=local", "data.path=null", *(f"+{each}" for each in line)])
     )

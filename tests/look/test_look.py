@@ -238,3 +238,15 @@ def test_the_command_is_a_module_of_the_data_package(
     with pytest.raises(SystemExit, match=r"^0$"):
         run_module("rlhf.data", run_name="__main__")
     assert "samples:chinese: preference, 24 examples, 0 skipped" in capsys.readouterr().out
+
+
+def test_examples_that_no_phase_can_use_are_refused_as_by_a_run(look: Look, tmp_path: Path) -> None:
+    words = ("phase=sft", "data.split=[1,0,0]")
+    rows = [{"prompt": f"Q {n}?", "completion": "Yes", "label": n % 5} for n in range(60)]
+    said = look(write(tmp_path / "scores.jsonl", rows), *words)
+    assert "would be refused: data: the sft phase has 0 examples to train on" in said
+    assert "Scores become marks in data.sets.NAME.columns" in said
+    marked = [row | {"label": n % 2, "note": "ab"[n % 2]} for n, row in enumerate(rows)]
+    said = look(write(tmp_path / "marks.jsonl", marked), *words)
+    assert "refused" not in said
+    assert "not read: note (a, b)" in said

@@ -82,6 +82,12 @@ def make_trainer_output(folder: Path) -> None:
     (folder / "training_args.bin").write_bytes(b"PK")
 
 
+def lfs_pointer(name: str) -> Make:
+    """Return a change of a folder that git has cloned without Git LFS."""
+    mark = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    return lambda folder: (folder / name).write_text(mark) and None
+
+
 # Row of the list, the folder, what is loaded from it, and parts of the refusal.
 REFUSED: list[tuple[float, Make, Make, list[str]]] = [
     *(
@@ -98,6 +104,9 @@ REFUSED: list[tuple[float, Make, Make, list[str]]] = [
     (54.1, make_gguf, build, ["does not hold a model", "safetensors"]),
     (54.2, make_deepspeed_checkpoint, build, ["does not hold a model"]),
     (54.3, make_trainer_output, build, ["does not hold a model"]),
+    (47, lfs_pointer(WEIGHTS), build, [f"({WEIGHTS} is a pointer of", "`git lfs pull`"]),
+    (47.1, lfs_pointer("tokenizer.json"), words_of, ["(tokenizer.json is a poi", "`git lfs pull`"]),
+    (47.2, lfs_pointer("config.json"), build, ["(config.json is a pointer of", "`git lfs pull`"]),
 ]
 
 

@@ -1,0 +1,64 @@
+"""Read lists of messages that a program has written as text, as pandas and csv files have them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from rlhf.data.layouts import is_blank
+from rlhf.data.records import TEXT_OF, Row
+
+TRIED = 20  # texts of a column that decide whether all of them are tried
+BETWEEN = re.compile(r"\}\s+\{(?=['\"])")  # numpy writes no commas between the items of an array
+
+
+def are_messages(value: object) -> bool:
+    """Return True for a list of messages, or one message."""
+    items = value if isinstance(value, list) else [value]
+    return bool(items) and all(
+        isinstance(item, dict)
+        and any({role, text} <= item.keys() for role, text in TEXT_OF.items())
+        for item in items
+    )
+
+
+def parse_list(text: str) -> Any:
+    """Return the list or object that ``text`` is, in JSON, Python's or numpy's form, or None."""
+    if text.lstrip()[:1] not in ("[", "{"):
+        return None
+    for parse in (json.loads, ast.literal_eval, lambda t: ast.literal_eval(BETWEEN.sub("}, {", t))):
+        try:
+            value = parse(text.strip())
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return value if isinstance(value, list | dict) else None
+    return None
+
+
+def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return ``rows`` with messages for texts, in columns whose texts all are lists of messages.
+
+    Raises:
+        DataError: if most texts of a column are lists of messages, and others are not.
+    """
+    for name in dict.fromkeys(name for row in rows for name in row.values):
+        values = ((n, row.values.get(name)) for n, row in enumerate(rows))
+        texts = {n: each for n, each in values if isinstance(each, str) and not is_blank(each)}
+        tried = [are_messages(parse_list(text)) for text in islice(texts.values(), TRIED)]
+        if 2 * sum(tried) <= len(tried):
+            continue
+        found = {n: parse_list(text) for n, text in texts.items()}
+        odd = [n for n, value in found.items() if not are_messages(value)]
+        if odd:
+            raise rows[odd[0]].build_error(
+                f"column '{name}' is no list of messages, as others are."
+            )
+        rows = [
+            row._replace(values={**row.values, name: found[n]}) if n in found else row
+            for n, row in enumerate(rows)
+        ]
+    return rows
