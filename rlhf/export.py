@@ -29,7 +29,8 @@ from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
-from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import PairStep
@@ -77,7 +78,7 @@ def export_final_model(
     *,
     phase: Phase | None = None,
     average: bool = False,
-    trusts_code: bool = False,
+    trusts_run: bool = False,
 ) -> None:
     """Write the final model of ``phase`` (None: the policy trained last) to ``folder``.
 
@@ -110,14 +111,14 @@ def export_final_model(
         if not (source / "adapter_config.json").exists():
             shutil.copytree(source, building, dirs_exist_ok=True)
         else:
-            refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+            require_consent(run_dir, is_given=trusts_run, models_only=True)
             _write_merged_model(source, building, base=config.model)
         text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
 
 def export_checkpoint(
-    checkpoint: Path, folder: Path, *, average: bool = False, trusts_code: bool = False
+    checkpoint: Path, folder: Path, *, average: bool = False, trusts_run: bool = False
 ) -> None:
     """Write the model of a checkpoint, or with ``average`` its moving average, to ``folder``.
 
@@ -128,7 +129,7 @@ def export_checkpoint(
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+    require_consent(run_dir, is_given=trusts_run)
     context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
@@ -239,7 +240,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
 
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.export", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.export", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
@@ -306,7 +307,7 @@ def _write_path_into_card(folder: Path) -> None:
 
 
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
-    how = {"average": options.average, "trusts_code": options.trust_code}
+    how = {"average": options.average, "trusts_run": options.trust_run}
     if options.checkpoint is None:
         export_final_model(options.run_dir, folder, phase=options.phase, **how)
     else:

@@ -27,7 +27,8 @@ from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_json_lines
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.options import hooks_of
 from rlhf.options.replay.keys import LOG as DIGESTS
@@ -127,7 +128,7 @@ def resume_to_end_step(target: Path, replay: Replay) -> None:
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
         *("reuse.phases=never", "plan=off", "tracking.wandb=disabled"),
-        *("tracking.tensorboard=false", "tracking.others=[]"),
+        *("tracking.tensorboard=false", "tracking.others=[]", "trust_run=true"),
     )
     command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -226,7 +227,7 @@ def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.replay", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
     parser.add_argument("--step", type=int, help="default: the last one")
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
 def _replay(options: argparse.Namespace) -> int:
     require_launch_script("rlhf.replay")
     run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
-    refuse_code_of_run(run_dir, trusts_code=options.trust_code)
+    require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:
         return 0 if replay_steps(run_dir, replay, target) else DIFFERS

@@ -1,7 +1,4 @@
-"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it.
-
-Consent to run code of others comes from the command, never from the folder that needs it.
-"""
+"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it."""
 
 from __future__ import annotations
 
@@ -32,6 +29,7 @@ from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.trust import remember
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
@@ -53,9 +51,6 @@ COMMAND = "command.txt"
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # Keys that hardware.on_oom=reduce_micro_batch may lower.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
-# Patterns of the keys that let a run execute code from models, environments and users.
-OF_MODELS = r"(model|reward_model)\.trust_remote_code"
-ANY = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 # Limits of the config.yaml of a run directory, which somebody else may have written.
 MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
 DEEPEST = 12  # levels of mappings and lists
@@ -79,9 +74,10 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
-    """Write the configuration, which every rank reads, atomically to ``run_dir``."""
+    """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it."""
     with replace_atomically(run_dir / FROZEN) as building:
         OmegaConf.save(OmegaConf.create(asdict(config)), building)
+    remember(run_dir / FROZEN)
 
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
@@ -262,21 +258,6 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
         return {key: node}
     prefix = f"{key}." if key else ""
     return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}
-
-
-def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
-    """Return the keys of a run that match the pattern ``keys`` and let the run execute code."""
-    found = read_frozen_keys(run_dir).items()
-    return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
-
-
-def refuse_code_of_run(run_dir: Path, *, trusts_code: bool, keys: str = ANY) -> None:
-    """Raise ConfigError if a run's configuration names code and the user does not trust it."""
-    if (found := keys_that_run_code(run_dir, keys)) and not trusts_code:
-        raise ConfigError(
-            f"{run_dir}: its configuration names code to run ({', '.join(found)}), which runs only "
-            "if the command says so: read that code, then add --trust-code"
-        )
 
 
 def merge_into_schema(cfg: DictConfig) -> DictConfig:

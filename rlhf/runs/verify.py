@@ -38,7 +38,8 @@ from rlhf.base.stored_files import RESULT as RESULT_FORM
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import load_run, read_command, values_by_key
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
@@ -81,7 +82,7 @@ class CheckedRun(NamedTuple):
     """What the run had that this machine has not, and may round differently; "": nothing."""
     seed: int
     replays: int
-    trusts_code: bool
+    trusts_run: bool
 
 
 Doubts = Iterable[Doubt]
@@ -234,7 +235,7 @@ def check_answers(run: CheckedRun) -> Doubts:
         compared.remove("kl")  # an Evaluator measures from the model that training started from
         text = "kl is to a reference that the run has not stored"
         yield Doubt("samples.jsonl", text, CheckState.unknown)
-    evaluator = Evaluator(run.folder, trusts_code=run.trusts_code)
+    evaluator = Evaluator(run.folder, trusts_run=run.trusts_run)
     try:
         policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
         sampled = evaluator.default_decodings[0]
@@ -252,7 +253,7 @@ def check_replay(run: CheckedRun) -> Doubts:
     """Take random steps of each phase again, and compare what they log, bit for bit."""
     from rlhf.replay import create_replay_folder, plan_replay, take_steps_again
 
-    refuse_code_of_run(run.folder, trusts_code=run.trusts_code)
+    refuse_code_of_run(run.folder, trusts_run=run.trusts_run)
     draw = random.Random(run.seed)
     own = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
     lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in own}
@@ -293,7 +294,7 @@ COMPUTING: Mapping[str, Check] = {"answers": check_answers, "replay": check_repl
 
 
 def read_checked_run(
-    folder: Path, *, seed: int, replays: int, trusts_code: bool = False
+    folder: Path, *, seed: int, replays: int, trusts_run: bool = False
 ) -> CheckedRun:
     """Read the configuration and the result of a run to check.
 
@@ -306,7 +307,7 @@ def read_checked_run(
     if result is None:
         raise CheckpointError(f"{folder} has no {RESULT}: finish the run first (resume=)")
     other = "; ".join(describe_other_machine(folder))
-    return CheckedRun(folder, config, result, other, seed, replays, trusts_code)
+    return CheckedRun(folder, config, result, other, seed, replays, trusts_run)
 
 
 def verify_run(run: CheckedRun) -> Iterator[tuple[str, CheckState, list[Doubt]]]:
@@ -346,7 +347,7 @@ def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
 
 def main(arguments: Sequence[str]) -> int:
     """Verify the run that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.runs verify", __doc__, runs_code=True, has_json=True)
+    parser = build_command_parser("rlhf.runs verify", __doc__, uses_run=True, has_json=True)
     parser.add_argument("run_dir", type=Path, help="directory of a finished run")
     text = "random steps of each phase to replay (default: 1); none: compute nothing"
     parser.add_argument("--replay", default="1", metavar="N|none", help=text)
@@ -361,7 +362,7 @@ def main(arguments: Sequence[str]) -> int:
 def _verify(options: argparse.Namespace) -> Result:
     folder = expand_user_path(options.run_dir, key="RUN_DIR").resolve()
     replays = 0 if options.replay == "none" else int(options.replay)
-    given = {"seed": options.seed, "trusts_code": options.trust_code}
+    given = {"seed": options.seed, "trusts_run": options.trust_run}
     run = read_checked_run(folder, replays=replays, **given)
     console = Console()
     checks = []

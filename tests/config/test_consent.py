@@ -16,7 +16,8 @@ from rlhf import export, replay
 from rlhf.base.errors import ConfigError
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import keys_that_run_code, load_run, to_run_config
+from rlhf.config.consent import keys_that_run_code
+from rlhf.config.freeze import load_run, to_run_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.completion import copy_keys_of_source_run
 from tests.chat.small_run import save_run
@@ -74,12 +75,12 @@ def test_code_of_a_run_does_not_run(
         path = hostile / "config.yaml"
         path.write_text(path.read_text().replace("trust_remote_code: true", ""))
     assert main([str(hostile), *words]) == 2
-    assert "then add --trust-code" in capsys.readouterr().err
+    assert "then add --trust-run" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_command_may_trust_the_code(hostile: Path, tmp_path: Path) -> None:
-    chat.main([str(hostile), "--trust-code"])
+    chat.main([str(hostile), "--trust-run"])
     assert (tmp_path / "ran").exists()
 
 
