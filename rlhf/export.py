@@ -25,11 +25,11 @@ from typing import Any
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
-from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.stored_files import copy_regular_files, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
-from rlhf.config.consent import require_consent
+from rlhf.config.consent import require_consent, require_consent_to_foreign_run
 from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -53,7 +53,7 @@ from rlhf.run.console import Console
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.model_card import results_section
 from rlhf.run.model_folder import replace_folder_atomically
-from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
+from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.tracker import Tracker
 from rlhf.runs.bundle import build_bundle_card, write_bundle
 from rlhf.runs.registry import FoundRun
@@ -99,9 +99,6 @@ def export_final_model(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
-    for path in source.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise DamagedFileError(path, "an export copies regular files only")
     verify_model(source)
     card = read_stored_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the card's title, and its example call
@@ -109,7 +106,7 @@ def export_final_model(
         card = card.replace(old, new)
     with replace_folder_atomically(folder) as building:
         if not (source / "adapter_config.json").exists():
-            shutil.copytree(source, building, dirs_exist_ok=True)
+            copy_regular_files(source, building)
         else:
             require_consent(run_dir, is_given=trusts_run, models_only=True)
             _write_merged_model(source, building, base=config.model)
@@ -129,7 +126,8 @@ def export_checkpoint(
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    require_consent(run_dir, is_given=trusts_run)
+    require_consent_to_foreign_run(run_dir, is_given=trusts_run)
+    require_consent(run_dir, is_given=trusts_run, models_only=True)
     context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
@@ -146,9 +144,9 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     """Return the folder of the checkpoint of ``step``; without ``phase``, search all phases."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
-    found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
+    kept = sorted(each for p in Phase for each in checkpoint_folders(run_dir / p))
+    found = [p for p in phases if checkpoint_folder(run_dir / p, step) in kept]
     if len(found) != 1:
-        kept = sorted(run_dir.glob("*/state/step-*"))
         names = [f"--phase {p.parents[1].name} --checkpoint {int(p.name[5:])}" for p in kept]
         raise CheckpointError(
             f"{run_dir}: --checkpoint {step} is in {len(found)} phases; must be in one. The run "

@@ -11,7 +11,6 @@ without one, at the start of the phase. It ends at the next step whose weights h
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,13 @@ from typing import Any, NamedTuple
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
-from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_json_lines
+from rlhf.base.stored_files import (
+    DIGEST,
+    METRICS,
+    copy_regular_files,
+    read_bytes,
+    read_json_lines,
+)
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.consent import require_consent
@@ -101,17 +106,16 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
     """
     phase, start, _ = replay
     order = load_frozen_config(run_dir).phase.order
-    for name in (FROZEN, COMMAND):
-        shutil.copy2(run_dir / name, target / name)
-    shutil.copytree(run_dir / "tokenizer", target / "tokenizer")
-    for name in hooks_of("keys", "ANSWERS"):
-        if (answers := read_bytes(run_dir / name)) is not None:
-            (target / name).write_bytes(answers)
+    for name in (FROZEN, COMMAND, *hooks_of("keys", "ANSWERS")):
+        if (content := read_bytes(run_dir / name)) is not None:
+            (target / name).write_bytes(content)
+    copy_regular_files(run_dir / "tokenizer", target / "tokenizer")
     earlier = order[: order.index(phase)]
     if start:
         checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))
-        for name, size in checkpoint.state["logs"].items():
-            (target / name).write_bytes((read_bytes(run_dir / name) or b"")[:size])
+        sizes = checkpoint.state.get("logs", {})
+        for name in sizes.keys() & LOGS:
+            (target / name).write_bytes((read_bytes(run_dir / name) or b"")[: sizes[name]])
     else:
         for each, name in product(earlier, LOGS):
             copy_phase_lines(run_dir, each, target, name)
@@ -120,7 +124,7 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
         link_phase(run_dir, each, target, reused_from=str(run_dir))
     if start:
         copied = checkpoint_folder(target / phase, start)
-        shutil.copytree(checkpoint.folder, copied, copy_function=link_or_copy)
+        copy_regular_files(checkpoint.folder, copied, copy_function=link_or_copy)
 
 
 def resume_to_end_step(target: Path, replay: Replay) -> None:

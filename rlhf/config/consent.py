@@ -15,7 +15,7 @@ from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
 from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import FROZEN, read_frozen_keys
+from rlhf.config.freeze import COMMAND, FROZEN, read_command, read_frozen_keys
 
 # Patterns of the keys that let a run execute code from models, environments and users.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
@@ -28,6 +28,7 @@ OUTSIDE = (
     r"launcher\.(hostfile|master_addr)|tracking\.(others|entity)"
 )
 ADAPTERS = "*/*/adapter_config.json"  # names the base model of the adapter beside it
+INPUTS = "inputs.json"  # names the data of the run, and its code
 
 
 def keys_that_run_code(run_dir: Path, pattern: str = CODE) -> list[str]:
@@ -45,10 +46,14 @@ def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[
     if is_remembered(run_dir / FROZEN):
         return code
     adapters = sorted(str(path.relative_to(run_dir)) for path in run_dir.glob(ADAPTERS))
-    return [*code, *(() if models_only else _keys_that_reach_outside(run_dir)), *adapters]
+    return [*code, *adapters, *(() if models_only else _find_what_reaches_outside(run_dir))]
 
 
-def _keys_that_reach_outside(run_dir: Path) -> Iterator[str]:
+def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
+    if (run_dir / INPUTS).exists():
+        yield INPUTS
+    if any("${" in word for word in read_command(run_dir)):  # may read environment variables
+        yield COMMAND
     keys = read_frozen_keys(run_dir)
     for key, value in keys.items():
         is_cache = key == "data.cache_dir" and expand_user_path(value, key=key) == cache_folder()
@@ -70,3 +75,11 @@ def require_consent(
             f"({', '.join(found)}), which is used only if the command says so: read "
             f"{FROZEN} and that code, then add {fix}"
         )
+
+
+def require_consent_to_foreign_run(
+    run_dir: Path, *, is_given: bool, fix: str = "--trust-run"
+) -> None:
+    """Require consent only to a run whose configuration no command of this user has written."""
+    is_own = is_remembered(run_dir / FROZEN)
+    require_consent(run_dir, is_given=is_given or is_own, fix=fix)

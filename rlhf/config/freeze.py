@@ -10,6 +10,7 @@ from enum import Enum
 from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
+from textwrap import indent
 from types import UnionType
 from typing import Any, get_args
 
@@ -320,13 +321,28 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
 
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
 def parse_plain_yaml(text: str) -> DictConfig:
-    """Return the mapping in ``text``, which must contain only plain values, as runs write them.
-
-    Aliases could expand a small file to any size, and interpolations could read the environment.
+    """Return the configuration in ``text``, which must contain only plain values.
 
     Raises:
         ValueError: if ``text`` contains anything else.
         YAMLError, OmegaConfBaseException: if ``text`` cannot be parsed.
+    """
+    if "seed" not in (found := _load_plain_mapping(text)):
+        raise ValueError("it has no keys of a run")
+    return found
+
+
+def parse_plain_value(text: str) -> Any:
+    """Return the value of one key in ``text``; errors are those of ``parse_plain_yaml``."""
+    found = OmegaConf.to_container(_load_plain_mapping(f"value:\n{indent(text, '  ')}"))
+    assert isinstance(found, dict)
+    return found["value"]
+
+
+def _load_plain_mapping(text: str) -> DictConfig:
+    """Return the mapping in ``text``, which must contain only plain values, as runs write them.
+
+    Aliases could expand a small file to any size, and interpolations could read the environment.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
@@ -341,11 +357,13 @@ def parse_plain_yaml(text: str) -> DictConfig:
         if depth > DEEPEST:
             raise ValueError(f"it has more than {DEEPEST} levels")
     found = OmegaConf.load(StringIO(text))
-    if not isinstance(found, DictConfig) or "seed" not in found:
+    if not isinstance(found, DictConfig):
         raise ValueError("it has no keys of a run")
     for value in _iterate_names_and_values(OmegaConf.to_container(found, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("it has a NUL character, which no path or text may have")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError("it has a whole number of more than 64 bits")
     return found

@@ -22,13 +22,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, PlanMode, RewardKind, Source, Template
-from rlhf.config.consent import keys_that_run_code, require_consent
+from rlhf.config.consent import keys_that_run_code, require_consent_to_foreign_run
 from rlhf.config.effects import effects_by_key, refuse_unread_keys, values_that_affect
 from rlhf.config.freeze import (
-    FROZEN,
     apply_resume_overrides,
     load_frozen_config,
     read_command,
@@ -144,7 +142,8 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
     """Read the run to resume; overrides may change how it is started, not what it computes."""
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
-    require_consent_unless_begun_here(run_dir, job.cfg)
+    trusts_run = bool(OmegaConf.select(job.cfg, "trust_run"))
+    require_consent_to_foreign_run(run_dir, is_given=trusts_run, fix="trust_run=true")
     frozen = load_frozen_config(run_dir)
     # In a resumed run, auto stands for the template with which the run was started.
     if OmegaConf.select(job.cfg, "data.template") == Template.auto:
@@ -160,15 +159,6 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
             "add plan=check to begin the run"
         )
     return config, StoppedRun(run_dir, frozen)
-
-
-def require_consent_unless_begun_here(run_dir: Path, cfg: DictConfig) -> None:
-    """Raise a ConfigError if others began a run that needs consent, and ``cfg`` does not give it.
-
-    The run of an own command needs none to be continued: the command named all that it uses.
-    """
-    is_given = OmegaConf.select(cfg, "trust_run") is True or is_remembered(run_dir / FROZEN)
-    require_consent(run_dir, is_given=is_given, fix="trust_run=true")
 
 
 def plan_config(completed: CompletedConfig, job: Job) -> CompletedConfig:
@@ -279,7 +269,8 @@ def copy_keys_of_source_run(
         ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
             key that the run determines.
     """
-    require_consent_unless_begun_here(source, cfg)
+    trusts_run = bool(OmegaConf.select(cfg, "trust_run"))
+    require_consent_to_foreign_run(source, is_given=trusts_run, fix="trust_run=true")
     frozen = load_frozen_config(source)
     inherited = {key: effect for key, effect in effects_by_key().items() if effect.is_inherited}
     consent = keys_that_run_code(source)
