@@ -41,13 +41,14 @@ every-test: $(STAMP)
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, a drive that fails
 # at every file, the hashes of the weights of a run that samples beside training, hundreds of
-# hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of
+# hostile inputs and 200 run folders of an attacker, planted regressions that a test must find, and on a pretended GPU every pair of
 # settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100
 # cheats that runs verify must find, 30 honest runs that it must not accuse; all tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.fuzz.foreign_runs
 	$(BIN)/python -m tests.planted
 	$(BIN)/python -m tests.mutants --faults 20
 	$(BIN)/python -m tests.soak_drives

@@ -29,7 +29,7 @@ from rlhf.base.stored_files import copy_regular_files, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
-from rlhf.config.consent import require_consent, require_consent_to_foreign_run
+from rlhf.config.consent import require_consent
 from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -126,7 +126,7 @@ def export_checkpoint(
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    require_consent_to_foreign_run(run_dir, is_given=trusts_run)
+    require_consent(run_dir, is_given=trusts_run, others_only=True)
     require_consent(run_dir, is_given=trusts_run, models_only=True)
     context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):

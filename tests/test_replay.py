@@ -10,7 +10,6 @@ import torch
 
 from rlhf import replay
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.types import TensorSlice
 from rlhf.config.choices import Phase
 from rlhf.replay import Replay, compare_logs, plan_replay
 from rlhf.run.phase_state import write_checkpoint
@@ -82,7 +81,7 @@ def test_a_replay_that_asks_again_is_not_compared(tmp_path: Path) -> None:
 def stored_run(tiny_run: Path, folder: Path, logs: object) -> Path:
     """Copy a run, with a checkpoint of PPO's first step that has this list of logs."""
     run = copy_run(tiny_run, folder / "run")
-    streams = {"actor": [TensorSlice("weight", 0, torch.ones(1))]}
+    streams = {"actor": [("weight", 0, torch.ones(1))]}
     write_checkpoint(run / "ppo", 1, streams, {"logs": logs}, wanted_bytes=0)
     return run
 

@@ -195,12 +195,10 @@ def test_nothing_is_removed_through_a_link(place: str, tmp_path: Path, capsys: C
 
 
 DEEP = "[" * 50_000
-PPO_RESULT = RESULT["phases"]["ppo"]
 
 
 def with_result(**changes: object) -> str:
-    phases = {**RESULT["phases"], "ppo": PPO_RESULT | changes}
-    return json.dumps(RESULT | {"phases": phases})
+    return json.dumps(RESULT | {"phases": {"ppo": changes}})
 
 
 DAMAGES = {

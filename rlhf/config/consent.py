@@ -15,7 +15,7 @@ from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
 from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import COMMAND, FROZEN, read_command, read_frozen_keys
+from rlhf.config.freeze import COMMAND, FROZEN, INPUTS, read_command, read_frozen_keys
 
 # Patterns of the keys that let a run execute code from models, environments and users.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
@@ -28,7 +28,6 @@ OUTSIDE = (
     r"launcher\.(hostfile|master_addr)|tracking\.(others|entity)"
 )
 ADAPTERS = "*/*/adapter_config.json"  # names the base model of the adapter beside it
-INPUTS = "inputs.json"  # names the data of the run, and its code
 
 
 def keys_that_run_code(run_dir: Path, pattern: str = CODE) -> list[str]:
@@ -63,23 +62,27 @@ def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
 
 
 def require_consent(
-    run_dir: Path, *, is_given: bool, models_only: bool = False, fix: str = "--trust-run"
+    run_dir: Path,
+    *,
+    is_given: bool,
+    models_only: bool = False,
+    others_only: bool = False,
+    fix: str = "--trust-run",
 ) -> None:
     """Raise a ConfigError if a run has keys that need consent, and consent is not given.
 
-    ``fix`` is the word that gives the consent if it is added to the command.
+    Args:
+        run_dir: the directory of the run.
+        is_given: whether the command gives consent.
+        models_only: whether the command only loads models of the run.
+        others_only: whether a configuration that a command of this user has written needs none.
+        fix: the word that gives consent if it is added to the command.
     """
-    if not is_given and (found := keys_that_need_consent(run_dir, models_only=models_only)):
+    if is_given or (others_only and is_remembered(run_dir / FROZEN)):
+        return
+    if found := keys_that_need_consent(run_dir, models_only=models_only):
         raise ConfigError(
             f"{run_dir}: its configuration names code to run, or what lies outside of the run "
             f"({', '.join(found)}), which is used only if the command says so: read "
             f"{FROZEN} and that code, then add {fix}"
         )
-
-
-def require_consent_to_foreign_run(
-    run_dir: Path, *, is_given: bool, fix: str = "--trust-run"
-) -> None:
-    """Require consent only to a run whose configuration no command of this user has written."""
-    is_own = is_remembered(run_dir / FROZEN)
-    require_consent(run_dir, is_given=is_given or is_own, fix=fix)

@@ -21,7 +21,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code

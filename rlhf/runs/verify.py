@@ -37,7 +37,7 @@ from rlhf.base.stored_files import (
 from rlhf.base.stored_files import RESULT as RESULT_FORM
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
-from rlhf.config.consent import require_consent, require_consent_to_foreign_run
+from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import load_run, read_command, values_by_key
 from rlhf.config.schema.run import RunConfig
@@ -105,7 +105,7 @@ def check_hashes(run: CheckedRun) -> Doubts:
 
 def check_inputs(run: CheckedRun) -> Doubts:
     """Compare data, and code that the run was given, with the hashes of its start."""
-    require_consent_to_foreign_run(run.folder, is_given=run.trusts_run)
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     for key, files in (read_inputs(run.folder) or {}).items():
         hashes = {path: identity[-1] for path, identity in files.items()}
         here = {path for path in files if Path(path).is_file()}
@@ -152,7 +152,7 @@ def check_command(run: CheckedRun) -> Doubts:
     from rlhf.jobs.launch_command import compose_job
     from rlhf.runtime.launch_mode import LAUNCHER
 
-    require_consent_to_foreign_run(run.folder, is_given=run.trusts_run)
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     words = read_command(run.folder)
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
     with compose_job(words, LAUNCHER.with_name("conf")) as job:
@@ -170,7 +170,7 @@ def check_leaks(run: CheckedRun) -> Doubts:
     """Find held-out prompts that differ from training prompts only in case or punctuation."""
     from rlhf.runtime.run_data import load_phase_data
 
-    require_consent_to_foreign_run(run.folder, is_given=run.trusts_run)
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     parts = load_phase_data(run.config, lambda _: None).values()
     trained = {_words_of(record): record for part in parts for record in part.train}
     for record in (record for part in parts for record in part.eval):
