@@ -26,12 +26,11 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.completion import complete_config, copy_keys_of_source_run
-from rlhf.jobs.launch_command import compose_job
+from rlhf.jobs.launch_command import Job
 from tests.chat.small_run import save_run
 from tests.conftest import Compose
-from tests.runs import EPISODES, ROOT
+from tests.runs import EPISODES
 
-CONF = ROOT / "conf"
 Main = Callable[[Sequence[str]], int]
 RULE = ["phase=pipeline_rule", "+rewards.environment={kind: environment}"]
 EVIL = [
@@ -157,6 +156,7 @@ def test_what_a_run_of_others_names_outside_needs_consent(
         assert keys_that_need_consent(run_dir) == [key]
         assert keys_that_need_consent(run_dir, models_only=True) == []
         (run_dir / "config.yaml").write_text(kept)
+    (run_dir / "config.yaml").write_text(f"{kept}# from elsewhere\n")
     (run_dir / "inputs.json").write_text("{}")
     (run_dir / "command.txt").write_text("python launch.py 'name=${oc.env:HOME}'\n")
     (run_dir / "sft/model/adapter_config.json").write_text("{}")
@@ -173,7 +173,7 @@ def test_ones_own_run_needs_no_consent(tmp_path: Path, compose: Compose) -> None
     assert keys_that_need_consent(moved) == []
     with (moved / "config.yaml").open("a") as file:
         file.write("# changed by somebody\n")
-    assert keys_that_need_consent(moved) == ["data.path", "model.tokenizer"]
+    assert sorted(keys_that_need_consent(moved)) == ["data.path", "model.tokenizer"]
 
 
 # Texts of a configuration that name nothing outside of the run.
@@ -195,7 +195,8 @@ def test_every_text_of_a_configuration_is_known_to_be_inside_or_needs_consent() 
     assert [key for key in texts if not re.fullmatch(known, key)] == []
 
 
-WITH_TOKEN = {"rewards": {"h": {**PART, "url": "http://127.0.0.1:9", "token_variable": "TOKEN"}}}
+HTTP = {**PART, "url": "http://127.0.0.1:9", "token_variable": "TOKEN"}
+WITH_TOKEN = {"rewards": {"m": {"kind": "model"}, "h": HTTP}}
 
 
 @pytest.mark.parametrize("name", ["an episode", "evaluate", "replay", "resume", "from_run"])
@@ -219,8 +220,9 @@ def test_no_command_sends_a_variable_that_a_run_names(
         said = capsys.readouterr().err
     else:
         fix, words = "trust_run=true", [f"{name}={run_dir}"]
-        with pytest.raises(ConfigError) as caught, compose_job(words, CONF) as job:
-            complete_config(job)
+        resume = str(run_dir) if name == "resume" else None
+        with pytest.raises(ConfigError) as caught:
+            complete_config(Job(compose(words), words, resume=resume))
         said = str(caught.value)
     assert "(rewards.h.token_variable, rewards.h.url), which is used only if" in said
     assert f"then add {fix}" in said
@@ -229,5 +231,6 @@ def test_no_command_sends_a_variable_that_a_run_names(
 def test_the_command_may_trust_a_run_that_it_resumes(tmp_path: Path, compose: Compose) -> None:
     run_dir = save_run(tmp_path / "run", compose)
     edit_config(run_dir, WITH_TOKEN)
-    with compose_job([f"resume={run_dir}", "trust_run=true", "plan=off"], CONF) as job:
-        assert complete_config(job).config.rewards["h"].token_variable == "TOKEN"
+    words = [f"resume={run_dir}", "trust_run=true", "plan=off"]
+    completed = complete_config(Job(compose(words), words, resume=str(run_dir)))
+    assert completed.config.rewards["h"].token_variable == "TOKEN"
