@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -33,6 +34,7 @@ from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.runs import __main__ as runs
 from rlhf.runs import verify
 from tests.cheats import copy_run, edit_json, forge_hashes
+from tests.fork_server import MODULES
 from tests.fuzz.case import FAULTS, Case, Verdict, judged, refused_by
 from tests.fuzz.command_words import launched
 from tests.fuzz.run_folders import PLANNED, watch
@@ -41,6 +43,7 @@ from tests.quick_hydra import compose_once, compose_quickly
 VARIABLES = {"PLAIN_VARIABLE": "zz-plain-value", "AWS_SECRET_ACCESS_KEY": "zz-secret-value-9"}
 SECRET = "zz-line-of-a-file"
 STEP = 1
+SECONDS = 90.0  # after which a command hangs; an evaluation takes seconds
 DEEP = "[" * 50_000
 BOMB = (
     "[&a [x], "
@@ -360,11 +363,13 @@ def find_faults(
     seed: int, count: int, run: Path, folder: Path
 ) -> Iterator[tuple[Case, Verdict, str]]:
     """Yield every case with its verdict; a connection to this process's socket is a fault."""
+    for module in MODULES:  # once, instead of in each forked process
+        import_module(module)
     base, listener = make_base(run, folder), socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     os.environ["LISTENER"] = str(listener.getsockname()[1])
     for case, _ in zip(cases(seed, base, folder), range(count), strict=False):
-        verdict, text = judged(case)
+        verdict, text = judged(case, seconds=SECONDS)
         try:
             listener.accept()
         except BlockingIOError:

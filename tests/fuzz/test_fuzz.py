@@ -45,4 +45,4 @@ def test_a_run_of_an_attacker_reaches_nothing(tiny_run: Path, tmp_path: Path) ->
     assert len(found) == ATTACKS
     assert not [(case.name, text) for case, verdict, text in found if verdict in FAULTS]
     refused = sum(verdict is Verdict.refused for _, verdict, _ in found)
-    assert refused > ATTACKS // 4, "the attacks reach the commands"
+    assert refused > ATTACKS // 8, "the attacks reach the commands"
