@@ -64,7 +64,7 @@ def remember(path: Path) -> None:
 
 def is_remembered(path: Path) -> bool:
     """Return True if the content of a file is remembered as this user's own."""
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # there is no such file
         return is_trusted(_remembered_place(path))
     return False
 
