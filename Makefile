@@ -40,8 +40,9 @@ every-test: $(STAMP)
 	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, 150 random pairs of
-# settings stopped and resumed, a drive that fails at every file, the hashes of the weights of a run that samples beside training, hundreds of
-# hostile inputs, planted regressions that a test must find, and on a pretended GPU every pair of
+# settings stopped and resumed, a drive that fails at every file, the hashes of the weights of a run
+# that samples beside training, hundreds of hostile inputs and 200 run folders of an attacker, planted
+# regressions that a test must find, and on a pretended GPU every pair of
 # settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100
 # cheats that runs verify must find, 30 honest runs that it must not accuse; all tests marked soak.
 soak: $(STAMP)
@@ -49,6 +50,7 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.pretend_cuda.memory --check
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.fuzz --door "model fields" --cases 300
+	$(BIN)/python -m tests.fuzz.foreign_runs
 	$(BIN)/python -m tests.planted
 	$(BIN)/python -m tests.mutants --faults 20
 	$(BIN)/python -m tests.soak_drives

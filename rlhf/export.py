@@ -25,11 +25,12 @@ from typing import Any
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
-from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.stored_files import copy_regular_files, read_stored_text
 from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
-from rlhf.config.freeze import MICRO_BATCHES, OF_MODELS, load_run, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import MICRO_BATCHES, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import PairStep
@@ -52,7 +53,7 @@ from rlhf.run.console import Console
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.model_card import results_section
 from rlhf.run.model_folder import replace_folder_atomically
-from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
+from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.tracker import Tracker
 from rlhf.runs.bundle import build_bundle_card, write_bundle
 from rlhf.runs.registry import FoundRun
@@ -77,7 +78,7 @@ def export_final_model(
     *,
     phase: Phase | None = None,
     average: bool = False,
-    trusts_code: bool = False,
+    trusts_run: bool = False,
 ) -> None:
     """Write the final model of ``phase`` (None: the policy trained last) to ``folder``.
 
@@ -98,9 +99,6 @@ def export_final_model(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
             "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
         )
-    for path in source.rglob("*"):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise DamagedFileError(path, "an export copies regular files only")
     verify_model(source)
     card = read_stored_text(source / "README.md") or ""
     for form in ("# {}\n", '"{}")'):  # the card's title, and its example call
@@ -108,16 +106,16 @@ def export_final_model(
         card = card.replace(old, new)
     with replace_folder_atomically(folder) as building:
         if not (source / "adapter_config.json").exists():
-            shutil.copytree(source, building, dirs_exist_ok=True)
+            copy_regular_files(source, building)
         else:
-            refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+            require_consent(run_dir, is_given=trusts_run, models_only=True)
             _write_merged_model(source, building, base=config.model)
         text = card.rstrip() + results_section(run_dir) + "\n"
         (building / "README.md").write_text(text, encoding="utf-8")
 
 
 def export_checkpoint(
-    checkpoint: Path, folder: Path, *, average: bool = False, trusts_code: bool = False
+    checkpoint: Path, folder: Path, *, average: bool = False, trusts_run: bool = False
 ) -> None:
     """Write the model of a checkpoint, or with ``average`` its moving average, to ``folder``.
 
@@ -128,7 +126,8 @@ def export_checkpoint(
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())
     phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
-    refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+    require_consent(run_dir, is_given=trusts_run, others_only=True)
+    require_consent(run_dir, is_given=trusts_run, models_only=True)
     context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
@@ -145,9 +144,9 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     """Return the folder of the checkpoint of ``step``; without ``phase``, search all phases."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
-    found = [p for p in phases if checkpoint_folder(run_dir / p, step).is_dir()]
+    kept = sorted(each for p in Phase for each in checkpoint_folders(run_dir / p))
+    found = [p for p in phases if checkpoint_folder(run_dir / p, step) in kept]
     if len(found) != 1:
-        kept = sorted(run_dir.glob("*/state/step-*"))
         names = [f"--phase {p.parents[1].name} --checkpoint {int(p.name[5:])}" for p in kept]
         raise CheckpointError(
             f"{run_dir}: --checkpoint {step} is in {len(found)} phases; must be in one. The run "
@@ -239,7 +238,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
 
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.export", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.export", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
@@ -306,7 +305,7 @@ def _write_path_into_card(folder: Path) -> None:
 
 
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
-    how = {"average": options.average, "trusts_code": options.trust_code}
+    how = {"average": options.average, "trusts_run": options.trust_run}
     if options.checkpoint is None:
         export_final_model(options.run_dir, folder, phase=options.phase, **how)
     else:

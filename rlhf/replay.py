@@ -11,7 +11,6 @@ without one, at the start of the phase. It ends at the next step whose weights h
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,10 +24,17 @@ from typing import Any, NamedTuple
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
-from rlhf.base.stored_files import DIGEST, METRICS, read_bytes, read_json_lines
+from rlhf.base.stored_files import (
+    DIGEST,
+    METRICS,
+    copy_regular_files,
+    read_bytes,
+    read_json_lines,
+)
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.options import hooks_of
 from rlhf.options.replay.keys import LOG as DIGESTS
@@ -101,17 +107,16 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
     """
     phase, start, _ = replay
     order = load_frozen_config(run_dir).phase.order
-    for name in (FROZEN, COMMAND):
-        shutil.copy2(run_dir / name, target / name)
-    shutil.copytree(run_dir / "tokenizer", target / "tokenizer")
-    for name in hooks_of("keys", "ANSWERS"):
-        if (answers := read_bytes(run_dir / name)) is not None:
-            (target / name).write_bytes(answers)
+    for name in (FROZEN, COMMAND, *hooks_of("keys", "ANSWERS")):
+        if (content := read_bytes(run_dir / name)) is not None:
+            (target / name).write_bytes(content)
+    copy_regular_files(run_dir / "tokenizer", target / "tokenizer")
     earlier = order[: order.index(phase)]
     if start:
         checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))
-        for name, size in checkpoint.state["logs"].items():
-            (target / name).write_bytes((read_bytes(run_dir / name) or b"")[:size])
+        sizes = checkpoint.state.get("logs", {})
+        for name in sizes.keys() & LOGS:
+            (target / name).write_bytes((read_bytes(run_dir / name) or b"")[: sizes[name]])
     else:
         for each, name in product(earlier, LOGS):
             copy_phase_lines(run_dir, each, target, name)
@@ -120,7 +125,7 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
         link_phase(run_dir, each, target, reused_from=str(run_dir))
     if start:
         copied = checkpoint_folder(target / phase, start)
-        shutil.copytree(checkpoint.folder, copied, copy_function=link_or_copy)
+        copy_regular_files(checkpoint.folder, copied, copy_function=link_or_copy)
 
 
 def resume_to_end_step(target: Path, replay: Replay) -> None:
@@ -128,7 +133,7 @@ def resume_to_end_step(target: Path, replay: Replay) -> None:
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     free = (
         *("reuse.phases=never", "plan=off", "tracking.wandb=disabled"),
-        *("tracking.tensorboard=false", "tracking.others=[]"),
+        *("tracking.tensorboard=false", "tracking.others=[]", "trust_run=true"),
     )
     command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -227,7 +232,7 @@ def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.replay", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
     parser.add_argument("--step", type=int, help="default: the last one")
@@ -239,7 +244,7 @@ def main(arguments: Sequence[str]) -> int:
 def _replay(options: argparse.Namespace) -> int:
     require_launch_script("rlhf.replay")
     run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
-    refuse_code_of_run(run_dir, trusts_code=options.trust_code)
+    require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:
         return 0 if replay_steps(run_dir, replay, target) else DIFFERS

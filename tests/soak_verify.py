@@ -103,7 +103,7 @@ def run_honestly(folder: Path, name: str) -> Path:
 
 def outcomes(run_dir: Path, seed: int, *, replays: int = 1) -> dict[str, tuple[CheckState, str]]:
     """Verify a run; return the state of each check, and its first finding."""
-    run = read_checked_run(run_dir, seed=seed, replays=replays, trusts_code=True)
+    run = read_checked_run(run_dir, seed=seed, replays=replays, trusts_run=True)
     found = {}
     for name, state, findings in verify_run(run):
         found[name] = state, "; ".join(f"{each.place}: {each.text}" for each in findings[:2])

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf.config.choices import Device, Dtype, TrainingEngine
-from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
+from rlhf.config.freeze import INPUTS, to_run_config, write_command, write_frozen_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.export import config_for_one_rank, main
 from rlhf.models.build import ModelSource, build_actor
@@ -20,7 +20,7 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.model_card import origin_sections
 from rlhf.run.model_folder import save_model
 from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
-from rlhf.run.results import INPUTS, phase_result_path, write_json
+from rlhf.run.results import phase_result_path, write_json
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (

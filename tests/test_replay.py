@@ -1,15 +1,20 @@
 """python -m rlhf.replay: steps of a run are taken again, and compared bit for bit."""
 
 import json
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf import replay
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.choices import Phase
 from rlhf.replay import Replay, compare_logs, plan_replay
+from rlhf.run.phase_state import write_checkpoint
+from tests.cheats import copy_run
 from tests.runs import ROOT, finished, python
 
 STEPS = ["ppo.steps=5", "checkpoint.every_steps=2", "checkpoint.keep=9"]
@@ -82,3 +87,59 @@ def test_a_replay_that_asks_again_is_not_compared(tmp_path: Path) -> None:
         (tmp_path / name / "verdicts.jsonl").write_text(name)
     with pytest.raises(CheckpointError, match=r"run/verdicts\.jsonl lacks answers that the steps"):
         compare_logs(tmp_path / "run", tmp_path / "replay", Replay(Phase.ppo, 0, 1))
+
+
+def stored_run(tiny_run: Path, folder: Path, logs: object) -> Path:
+    """Copy a run, with a checkpoint of PPO's first step that has this list of logs."""
+    run = copy_run(tiny_run, folder / "run")
+    streams = {"actor": [("weight", 0, torch.ones(1))]}
+    write_checkpoint(run / "ppo", 1, streams, {"logs": logs}, wanted_bytes=0)
+    return run
+
+
+FROM_START, FROM_CHECKPOINT = Replay(Phase.ppo, 0, 1), Replay(Phase.ppo, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["../outside", "ABSOLUTE", "tokenizer/../../outside"])
+def test_a_replay_writes_no_file_that_a_checkpoint_names(
+    name: str, tiny_run: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    name = name.replace("ABSOLUTE", str(outside))
+    run = stored_run(tiny_run, tmp_path, {name: 2, "metrics.jsonl": 9})
+    target = tmp_path / "replay"
+    target.mkdir()
+    replay.copy_run_at_start_step(run, FROM_CHECKPOINT, target)
+    assert outside.read_text() == "mine"
+    assert (target / "metrics.jsonl").stat().st_size == 9
+
+
+@pytest.mark.parametrize("size", ["9", None, 10**70, [1]])
+def test_a_checkpoint_whose_sizes_are_no_numbers_is_refused(
+    size: object, tiny_run: Path, tmp_path: Path
+) -> None:
+    run = stored_run(tiny_run, tmp_path, {"metrics.jsonl": size})
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged"):
+        replay.copy_run_at_start_step(run, FROM_CHECKPOINT, tmp_path)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [link, pipe])
+@pytest.mark.parametrize("place", ["tokenizer/added", "sft/model/added", "config.yaml"])
+def test_a_replay_copies_regular_files_only(
+    make: Callable[[Path], None], place: str, tiny_run: Path, tmp_path: Path
+) -> None:
+    run, target = copy_run(tiny_run, tmp_path / "run"), tmp_path / "replay"
+    target.mkdir()
+    (run / place).unlink(missing_ok=True)
+    make(run / place)
+    with pytest.raises(CheckpointError, match=place.rpartition("/")[2]):
+        replay.copy_run_at_start_step(run, FROM_START, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,68 @@ def test_only_what_no_command_needs_is_removed(tmp_path: Path, capsys: Capture) 
     assert (half / "ppo" / "state" / "step-00000004" / "weights").exists()
     assert (done / "ppo" / "actor").is_dir()
     assert FoundRun(done).state == "finished"
+
+
+@pytest.mark.parametrize("place", ["ppo", "ppo/state", "ppo/state/step-00000004"])
+def test_nothing_is_removed_through_a_link(place: str, tmp_path: Path, capsys: Capture) -> None:
+    done, other = a_run(tmp_path / "here/done", objective=0.5), a_run(tmp_path / "other")
+    (other / "ppo/state/step-00000004").mkdir(parents=True)
+    (done / place).parent.mkdir(parents=True, exist_ok=True)
+    (done / place).symlink_to(other / place)
+    assert main(["clean", str(tmp_path / "here"), "--remove"]) == 0
+    assert "0 folders" in out_lines(capsys)[-1]
+    assert (other / "ppo/state/step-00000004").is_dir()
+    assert (done / place).is_symlink()
+
+
+DEEP = "[" * 50_000
+
+
+def with_result(**changes: object) -> str:
+    return json.dumps(RESULT | {"phases": {"ppo": changes}})
+
+
+DAMAGES = {
+    "a bomb": (
+        "config.yaml",
+        "name: [&a [x,x], " + "&b [*a,*a,*a,*a,*a,*a,*a], " * 8 + "1]\nseed: 1\n",
+    ),
+    "a loop": ("config.yaml", "name: &a [*a]\n"),
+    "no date": ("config.yaml", "name: 2020-13-45\n"),
+    "a date": ("config.yaml", "name: 2020-01-05\n"),
+    "bytes": ("config.yaml", "name: !!binary aGk=\n"),
+    "a set": ("config.yaml", "name: !!set {a}\n"),
+    "digits": ("config.yaml", f"name: {'9' * 6000}\n"),
+    "a NUL": ("config.yaml", 'name: x\nfrom_run: "\\0"\n'),
+    "a deep line": ("metrics.jsonl", DEEP),
+    "a deep alarm": ("alarms.jsonl", DEEP),
+    "half an interval": ("result.json", with_result(gold_gain_ci=[1.0])),
+    "a judge of one": ("result.json", with_result(judge_gains={"y": [1]})),
+    "a source with a NUL": ("result.json", with_result(reused_from="\0")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_run_does_not_hide_the_others(name: str, tmp_path: Path, capsys: Capture) -> None:
+    damaged = a_run(tmp_path / "damaged", objective=0.2)
+    a_run(tmp_path / "good", objective=0.2)
+    file, text = DAMAGES[name]
+    (damaged / file).write_text(text)
+    here = str(tmp_path)
+    for words in ([here], [here, "--json"], [here, "--sort", "name"], [here, "name=pets"]):
+        assert main(words) == 0
+        assert "good" in capsys.readouterr().out
+    assert main(["tree", here]) == main(["clean", here]) == 0
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_does_not_hide_other_runs(
+    make: Callable[[Path], None], tmp_path: Path, capsys: Capture
+) -> None:
+    a_run(tmp_path / "good", objective=0.2)
+    for name in ("config.yaml", "command.txt", "metrics.jsonl", "alarms.jsonl", "output.log"):
+        damaged = a_run(tmp_path / name)
+        (damaged / name).unlink(missing_ok=True)
+        make(damaged / name)
+    rows = listed(capsys, tmp_path)
+    assert len(rows) == 6

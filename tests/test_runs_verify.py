@@ -216,7 +216,7 @@ def test_the_distance_from_a_reference_that_is_gone_is_no_difference(run: Path, 
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(line | {"kl": line["kl"] + 1}) + "\n" for line in lines)
     (run / "samples.jsonl").write_text(text)
-    (found,) = doubts_of(COMPUTING["answers"], checked(run))
+    (found,) = doubts_of(COMPUTING["answers"], checked(run, trusts_run=True))
     assert (found.state, found.text[:3]) == (CheckState.unknown, "kl ")
 
 
@@ -252,3 +252,43 @@ def test_only_the_same_machine_can_accuse(
     assert taken == first, "the same seed draws the same steps"
     assert [phase for phase, _ in taken] == [p for p in ("sft", "reward", "ppo") for _ in range(2)]
     assert len(set(taken)) > 3, "the steps of a phase differ"
+
+
+@pytest.mark.parametrize("name", ["../../secret", "ABSOLUTE", "/proc/kmsg", "\0", "/dev/zero"])
+def test_no_file_outside_of_a_run_is_read(
+    name: str, run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "secret").write_text('{"phase": "ppo", "step": 1, "text": "a line of mine"}\n')
+    name = name.replace("ABSOLUTE", str(tmp_path / "secret"))
+    manifest = run / "ppo/manifest.json"
+    edit_json(manifest, lambda found: found["files"].update({name: [1, "0"]}))
+    edit_json(manifest, lambda found: found["lines"].update({name: "0"}))
+    edit_json(run / "attempts.json", lambda a: a["attempts"][-1]["files"].update({name: "0"}))
+    (run / "inputs.json").write_text(json.dumps({"data.path": {name: [1, "0"]}}))
+    with (run / "config.yaml").open("a") as file:
+        file.write("# from elsewhere\n")
+    assert main(["verify", str(run), "--replay", "none", "--json"]) in (0, 1)
+    captured = capsys.readouterr()
+    assert "a line of mine" not in captured.out + captured.err
+    found = {each["check"]: each for each in read_document("verify", captured.out)["checks"]}
+    assert "is not here" in str(found["files"]["findings"])
+    assert "(inputs.json), which is used only if" in str(found["inputs"]["findings"])
+
+
+def test_a_command_of_others_reads_no_variable(
+    run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLAIN_VARIABLE", "the value of mine")
+    with (run / "command.txt").open("a") as file:
+        file.write("'name=${oc.env:PLAIN_VARIABLE}'\n")
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "# from elsewhere\n")
+    assert main(["verify", str(run), "--replay", "none"]) == 1
+    captured = capsys.readouterr()
+    assert "the value of mine" not in captured.out + captured.err
+    assert "command.txt), which is used only if" in captured.out
+
+
+def test_a_result_without_a_phase_is_refused(run: Path) -> None:
+    edit_json(run / "result.json", lambda found: found["phases"].pop("ppo"))
+    with pytest.raises(RlhfError, match=r"phases\.ppo is missing"):
+        checked(run)

@@ -52,7 +52,7 @@ def measure(seed: int, place: Place) -> Figures:
         seed=seed,
     )
     result = ppo_result(run_dir)
-    evaluate(run_dir, trusts_code=True)
+    evaluate(run_dir, trusts_run=True)
     text = (run_dir / "evaluation" / "answers.jsonl").read_text(encoding="utf-8")
     rows = [row for row in map(json.loads, text.splitlines()) if row["decoder"] == "sampled"]
     found: Figures = {

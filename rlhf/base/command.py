@@ -46,11 +46,12 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def build_command_parser(
-    module: str, description: str | None, *, runs_code: bool = False, has_json: bool = False
+    module: str, description: str | None, *, uses_run: bool = False, has_json: bool = False
 ) -> argparse.ArgumentParser:
     """Return a parser for ``python -m MODULE``, which keeps the line breaks of ``description``.
 
-    With ``runs_code`` the command has the option --trust-code: the user agrees to run a run's code.
+    With ``uses_run`` the command has the option --trust-run, with which the user agrees to what the
+    configuration of a run names: code, and what lies outside of the run.
     With ``has_json`` it has the option --json, which ``run_to_exit_code`` explains.
     """
     parser = _CommandParser(
@@ -58,9 +59,12 @@ def build_command_parser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if runs_code:
-        text = "run the code that the run's config.yaml names: a model's, environment's or reward's"
-        parser.add_argument("--trust-code", action="store_true", help=text)
+    if uses_run:
+        text = (
+            "run the code that the run's config.yaml names, and use the addresses, environment "
+            "variables, data and models outside of the run that it names"
+        )
+        parser.add_argument("--trust-run", "--trust-code", action="store_true", help=text)
     if has_json:
         text = "print one JSON document on stdout, and everything else on stderr"
         parser.add_argument("--json", action="store_true", help=text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def file_identity(path: Path, *, flush: bool = False) -> Identity:
 def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
     """Return size and SHA-256 of the files in ``folder``, by path, and flush them to the drive."""
     return {
-        name: file_identity(folder / name, flush=True) for name in sorted(_file_paths(folder, skip))
+        name: file_identity(folder / name, flush=True)
+        for name in sorted(iterate_files(folder, skip))
     }
 
 
@@ -33,7 +35,7 @@ def check_files(
     folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
 ) -> None:
     """Raise a CheckpointError unless ``folder`` has exactly ``files``, apart from ``skip``."""
-    if odd := sorted(set(_file_paths(folder, skip)) ^ set(files)):
+    if odd := sorted(set(iterate_files(folder, skip)) ^ set(files)):
         raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
     for name, expected in files.items():
         path = folder / name
@@ -41,8 +43,8 @@ def check_files(
             raise CheckpointError(f"{path} is damaged: it is not what was written.")
 
 
-def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
-    """Yield relative paths of the files in ``folder``, except hidden files.
+def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
+    """Yield relative paths of the regular files in ``folder``, except hidden files; no links.
 
     ``skip`` has paths of files, and names of files and folders in ``folder``, to leave out.
     """
@@ -50,5 +52,6 @@ def _file_paths(folder: Path, skip: Container[str]) -> Iterator[str]:
         parts = path.relative_to(folder).parts
         name = "/".join(parts)
         is_hidden = any(part.startswith(".") for part in parts)
-        if parts[0] not in skip and name not in skip and not is_hidden and path.is_file():
+        is_skipped = parts[0] in skip or name in skip or is_hidden
+        if not is_skipped and stat.S_ISREG(path.lstat().st_mode):
             yield name

@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,6 +122,27 @@ def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
         raise DamagedFileError(path, str(error.strerror)) from error
 
 
+def copy_regular_files(
+    source: Path,
+    target: Path,
+    *,
+    copy_function: Callable[[str, str], object] = shutil.copy2,
+    skip: tuple[str, ...] = (),
+) -> None:
+    """Copy the folder ``source`` to ``target``, except what has a name like a pattern in ``skip``.
+
+    Raises:
+        DamagedFileError: if ``source`` or something in it is a link, a pipe or a device.
+    """
+    for path in (source, *source.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DamagedFileError(path, "only regular files are copied")
+    left_out = shutil.ignore_patterns(*skip)
+    shutil.copytree(
+        source, target, copy_function=copy_function, ignore=left_out, dirs_exist_ok=True
+    )
+
+
 def read_stored_text(path: Path) -> str | None:
     """Return the text of a file; None if there is none.
 
@@ -168,9 +190,14 @@ def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
         raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
+    require_form(path, value, form, place)
+    return value
+
+
+def require_form(path: Path, value: Any, form: Form, place: str = "") -> None:
+    """Raise a DamagedFileError that names ``place`` unless ``value`` of a file has the form."""
     if (fault := _find_fault(value, form, "")) is not None:
         raise DamagedFileError(path, place + fault)
-    return value
 
 
 def _find_fault(value: Any, form: Form, name: str) -> str | None:

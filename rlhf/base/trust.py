@@ -7,7 +7,14 @@ import grp
 import os
 import pwd
 import stat
+from contextlib import suppress
 from pathlib import Path
+
+from rlhf.base.cpu import cache_folder
+from rlhf.base.hashing import sha256_of
+from rlhf.base.stored_files import read_bytes
+
+REMEMBERED = "remembered"  # folder of the user's cache with an empty file for each hash
 
 
 def is_trusted(path: Path) -> bool:
@@ -46,6 +53,24 @@ def keep_others_from_writing(*paths: Path) -> None:
     """Remove the permission to write to ``paths`` from their groups and from others."""
     for path in paths:
         path.chmod(path.stat().st_mode & ~0o022)
+
+
+def remember(path: Path) -> None:
+    """Remember the content of a file as this user's own, if the user's cache can be written."""
+    with suppress(OSError):
+        make_own_folder(cache_folder() / REMEMBERED)
+        _remembered_place(path).touch()
+
+
+def is_remembered(path: Path) -> bool:
+    """Return True if the content of a file is remembered as this user's own."""
+    with suppress(OSError):  # there is no such file
+        return is_trusted(_remembered_place(path))
+    return False
+
+
+def _remembered_place(path: Path) -> Path:
+    return cache_folder() / REMEMBERED / sha256_of(read_bytes(path) or b"")
 
 
 def _is_safe_path(real: Path, path: Path) -> bool:

@@ -94,14 +94,13 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
     else:
         torch.seed()
     run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
-    policy = RunPolicy(run_dir, options.model, trusts_code=options.trust_code)
+    policy = RunPolicy(run_dir, options.model, trusts_run=options.trust_run)
     sampling = apply_sampling_options(policy.sampling_settings, options)
     if options.environment:
-        from rlhf.config.freeze import refuse_code_of_run
-
-        refuse_code_of_run(run_dir, trusts_code=options.trust_code)
+        from rlhf.config.consent import require_consent
         from rlhf.options.environments.chat import play_episode
 
+        require_consent(run_dir, is_given=options.trust_run)
         play_episode(run_dir, policy.talker, sampling, seed=options.seed or 0, write=write)
         return
     dialogue = Dialogue(policy.talker, sampling, write=write, say=say)
@@ -118,7 +117,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Chat with the model that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.chat", __doc__, runs_code=True)
+    parser = build_command_parser("rlhf.chat", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument(
         "--model", help=f"{', '.join(folders_by_policy_name())} or FOLDER; default: the newest"

@@ -9,7 +9,8 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.chat.talker import Talker
 from rlhf.config.choices import Dtype
-from rlhf.config.freeze import OF_MODELS, read_frozen_keys, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import read_frozen_keys
 from rlhf.models.pretrained import load_config
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
@@ -26,14 +27,14 @@ class RunPolicy:
     ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
     """
 
-    def __init__(self, run_dir: Path, choice: str | None, *, trusts_code: bool = False) -> None:
+    def __init__(self, run_dir: Path, choice: str | None, *, trusts_run: bool = False) -> None:
         """Find the folder of the policy.
 
         Raises:
             CheckpointError: if there is no run in ``run_dir``, or no such policy.
-            ConfigError: if its models have code to run, and the command does not trust the code.
+            ConfigError: if its models need consent (rlhf/config/consent.py), and it is not given.
         """
-        refuse_code_of_run(run_dir, trusts_code=trusts_code, keys=OF_MODELS)
+        require_consent(run_dir, is_given=trusts_run, models_only=True)
         # Not load_run: it refuses runs of other versions of rlhf, but their models can answer too.
         self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir

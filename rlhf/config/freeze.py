@@ -1,7 +1,4 @@
-"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it.
-
-Consent to run code of others comes from the command, never from the folder that needs it.
-"""
+"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from enum import Enum
 from functools import cache, lru_cache
 from io import StringIO
 from pathlib import Path
+from textwrap import indent
 from types import UnionType
 from typing import Any, get_args
 
@@ -32,6 +30,7 @@ from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.trust import remember
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
@@ -50,12 +49,10 @@ from rlhf.config.validation import validate
 
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
+INPUTS = "inputs.json"  # the files that a run was given, see rlhf/run/results.py
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # Keys that hardware.on_oom=reduce_micro_batch may lower.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
-# Patterns of the keys that let a run execute code from models, environments and users.
-OF_MODELS = r"(model|reward_model)\.trust_remote_code"
-ANY = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 # Limits of the config.yaml of a run directory, which somebody else may have written.
 MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
 DEEPEST = 12  # levels of mappings and lists
@@ -79,9 +76,10 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
-    """Write the configuration, which every rank reads, atomically to ``run_dir``."""
+    """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it."""
     with replace_atomically(run_dir / FROZEN) as building:
         OmegaConf.save(OmegaConf.create(asdict(config)), building)
+    remember(run_dir / FROZEN)
 
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
@@ -264,21 +262,6 @@ def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
     return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}
 
 
-def keys_that_run_code(run_dir: Path, keys: str = ANY) -> list[str]:
-    """Return the keys of a run that match the pattern ``keys`` and let the run execute code."""
-    found = read_frozen_keys(run_dir).items()
-    return [key for key, value in found if value and re.fullmatch(keys, key, re.DOTALL)]
-
-
-def refuse_code_of_run(run_dir: Path, *, trusts_code: bool, keys: str = ANY) -> None:
-    """Raise ConfigError if a run's configuration names code and the user does not trust it."""
-    if (found := keys_that_run_code(run_dir, keys)) and not trusts_code:
-        raise ConfigError(
-            f"{run_dir}: its configuration names code to run ({', '.join(found)}), which runs only "
-            "if the command says so: read that code, then add --trust-code"
-        )
-
-
 def merge_into_schema(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; mandatory values may still be missing.
 
@@ -339,13 +322,28 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
 
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
 def parse_plain_yaml(text: str) -> DictConfig:
-    """Return the mapping in ``text``, which must contain only plain values, as runs write them.
-
-    Aliases could expand a small file to any size, and interpolations could read the environment.
+    """Return the configuration in ``text``, which must contain only plain values.
 
     Raises:
         ValueError: if ``text`` contains anything else.
         YAMLError, OmegaConfBaseException: if ``text`` cannot be parsed.
+    """
+    if "seed" not in (found := _load_plain_mapping(text)):
+        raise ValueError("it has no keys of a run")
+    return found
+
+
+def parse_plain_value(text: str) -> Any:
+    """Return the value of one key in ``text``; errors are those of ``parse_plain_yaml``."""
+    found = OmegaConf.to_container(_load_plain_mapping(f"value:\n{indent(text, '  ')}"))
+    assert isinstance(found, dict)
+    return found["value"]
+
+
+def _load_plain_mapping(text: str) -> DictConfig:
+    """Return the mapping in ``text``, which must contain only plain values, as runs write them.
+
+    Aliases could expand a small file to any size, and interpolations could read the environment.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
@@ -360,11 +358,13 @@ def parse_plain_yaml(text: str) -> DictConfig:
         if depth > DEEPEST:
             raise ValueError(f"it has more than {DEEPEST} levels")
     found = OmegaConf.load(StringIO(text))
-    if not isinstance(found, DictConfig) or "seed" not in found:
+    if not isinstance(found, DictConfig):
         raise ValueError("it has no keys of a run")
     for value in _iterate_names_and_values(OmegaConf.to_container(found, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("it has a NUL character, which no path or text may have")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError("it has a whole number of more than 64 bits")
     return found

@@ -63,7 +63,7 @@ def evaluate(
     samples: int = 1,
     temperatures: Sequence[float] = (),
     best_of: Path | None = None,
-    trusts_code: bool = False,
+    trusts_run: bool = False,
 ) -> dict[str, Any]:
     """Evaluate a run's policies and reward model; write and return evaluation.json.
 
@@ -74,7 +74,7 @@ def evaluate(
         DataError: if a row of the file ``best_of`` has no good and bad responses to a prompt.
     """
     choices = read_responses(best_of) if best_of else []
-    evaluator = Evaluator(run_dir, trusts_code=trusts_code)
+    evaluator = Evaluator(run_dir, trusts_run=trusts_run)
     if choices and evaluator.reward_model is None:
         raise ConfigError(f"--best-of {best_of}: {run_dir} has no reward model to choose by")
     context, config = evaluator.context, evaluator.config
@@ -168,7 +168,7 @@ def _open_empty_file(path: Path) -> JsonlWriter:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.evaluate", __doc__, runs_code=True, has_json=True)
+    parser = build_command_parser("rlhf.evaluate", __doc__, uses_run=True, has_json=True)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="finished runs")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
@@ -212,7 +212,7 @@ def _evaluate(options: argparse.Namespace) -> Result:
             samples=options.samples,
             temperatures=options.temperature,
             best_of=options.best_of and expand_user_path(options.best_of, key="--best-of"),
-            trusts_code=options.trust_code,
+            trusts_run=options.trust_run,
         )
     console = Console()
     console.print_table("models", model_rows(found, SHOWN))

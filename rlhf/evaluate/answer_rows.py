@@ -15,7 +15,8 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.batches import BatchPlan, batch_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
-from rlhf.config.freeze import load_run, read_frozen_keys, refuse_code_of_run
+from rlhf.config.consent import require_consent
+from rlhf.config.freeze import load_run, read_frozen_keys
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.splits import phase_of_dpo_prompts
@@ -67,16 +68,17 @@ class Evaluator:
     The models run on a GPU if torch finds one.
     """
 
-    def __init__(self, run_dir: Path, *, trusts_code: bool = False) -> None:
+    def __init__(self, run_dir: Path, *, trusts_run: bool = False) -> None:
         """Load the run's configuration, tokenizer, reference model, reward model and rules.
 
         Raises:
             CheckpointError: if the run has not finished, or its models are gone or damaged.
-            ConfigError: if the run has code of its own, and ``trusts_code`` is False.
+            ConfigError: if the run needs consent (rlhf/config/consent.py), and ``trusts_run`` is
+                False.
         """
         quieten_libraries()
         config = load_run(run_dir)
-        refuse_code_of_run(run_dir, trusts_code=trusts_code)
+        require_consent(run_dir, is_given=trusts_run)
         if not (run_dir / "result.json").is_file():
             raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
         context = build_run_context(run_dir, best_device())

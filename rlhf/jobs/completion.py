@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.errors import ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, PlanMode, RewardKind, Source, Template
+from rlhf.config.consent import keys_that_run_code, require_consent
 from rlhf.config.effects import (
     effects_by_key,
     refuse_unread_keys,
@@ -32,7 +33,6 @@ from rlhf.config.effects import (
 )
 from rlhf.config.freeze import (
     apply_resume_overrides,
-    keys_that_run_code,
     load_frozen_config,
     read_command,
     to_run_config,
@@ -148,6 +148,8 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
     """Read the run to resume; overrides may change how it is started, not what it computes."""
     # Resolve the link runs/latest now: it may point to another run before this run ends.
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
+    is_given = bool(OmegaConf.select(job.cfg, "trust_run"))
+    require_consent(run_dir, is_given=is_given, others_only=True, fix="trust_run=true")
     frozen = load_frozen_config(run_dir)
     # In a resumed run, auto stands for the template with which the run was started.
     if OmegaConf.select(job.cfg, "data.template") == Template.auto:
@@ -273,6 +275,8 @@ def copy_keys_of_source_run(
         ConfigError: if the run has finished no phase that can be used, or ``overrides`` change a
             key that the run determines.
     """
+    is_given = bool(OmegaConf.select(cfg, "trust_run"))
+    require_consent(source, is_given=is_given, others_only=True, fix="trust_run=true")
     frozen = load_frozen_config(source)
     inherited = {key: effect for key, effect in effects_by_key().items() if effect.is_inherited}
     consent = keys_that_run_code(source)

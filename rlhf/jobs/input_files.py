@@ -13,12 +13,13 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import find_code_file
 from rlhf.base.manifest import file_identity
 from rlhf.base.user_paths import expand_user_path
+from rlhf.config.freeze import INPUTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
 from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
 from rlhf.options import DataConfig, hooks_of
 from rlhf.rewards.sealed import find_judge_files
-from rlhf.run.results import INPUTS, Inputs, read_inputs, write_json
+from rlhf.run.results import Inputs, read_inputs, write_json
 
 MORE = {".arrow", ".txt"}
 # Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.

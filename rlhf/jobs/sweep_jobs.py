@@ -176,7 +176,7 @@ def _last_line(log: Path) -> str:
 def _run_process(
     hardware: HardwareConfig, run_dir: Path, script: str, cap: SweepCap, *, jobs: int
 ) -> int:
-    command = [sys.executable, script, f"resume={run_dir}"]
+    command = [sys.executable, script, f"resume={run_dir}", "trust_run=true"]
     share: AbstractContextManager[Mapping[str, str]] = nullcontext(os.environ)
     if jobs > 1:
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)

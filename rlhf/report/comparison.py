@@ -163,7 +163,7 @@ def walk_to_runs(place: Path) -> Iterator[Path]:
 def start_time(run: Path) -> float:
     """Return when a run began, in seconds since 1970: its command is written once."""
     path = run / COMMAND
-    return (path if path.exists() else run / FROZEN).stat().st_mtime
+    return (path if path.exists() else run / FROZEN).lstat().st_mtime
 
 
 def read_compared_run(folder: Path) -> ComparedRun:

@@ -10,8 +10,9 @@ from pathlib import Path
 from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
+from rlhf.config.consent import keys_that_need_consent
 from rlhf.config.effects import source_run_determines
-from rlhf.config.freeze import keys_that_run_code, read_command, read_frozen_keys
+from rlhf.config.freeze import read_command, read_frozen_keys
 from rlhf.options.environments.keys import PROMPT_MARK
 from rlhf.report.alarms import CHANCE
 from rlhf.report.gain import read_gain
@@ -35,7 +36,8 @@ def suggest_commands(run_dir: Path) -> list[str]:
     keys = read_frozen_keys(run_dir)
     source = keys.get("data.source")
     plays = ["--environment"] * (source == Source.environment)
-    place = [str(relative_to_cwd(run_dir)), *["--trust-code"] * bool(keys_that_run_code(run_dir))]
+    consent = ["--trust-run"] * bool(keys_that_need_consent(run_dir))
+    place = [str(relative_to_cwd(run_dir)), *consent]
     lines = ["What to type next"]
     if folders:
         samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)

@@ -24,7 +24,11 @@ from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
-from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
+from rlhf.base.stored_files import (
+    copy_regular_files,
+    open_regular_file,
+    read_json_lines_with_bytes,
+)
 from rlhf.config.choices import Phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.results import read_json_object, read_phase_result, write_json
@@ -79,8 +83,8 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         check_files(folder, files, skip=others)
         if "lines" not in manifest:
             return f"{folder / MANIFEST} is of an older version: log lines are not verified"
-        for name, text in manifest["lines"].items():
-            marks, found = text.split(), list[str]()
+        for name in manifest["lines"].keys() & LOGS:
+            marks, found = manifest["lines"][name].split(), list[str]()
             with suppress(CheckpointError):  # a damaged line
                 found = mark_lines(run_dir / name, phase)
             if found[: len(marks)] != marks:
@@ -158,8 +162,8 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
     result = read_phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"
     with replace_atomically(target / phase) as building:
-        left_out = shutil.ignore_patterns(STATE, RESULT, MANIFEST, ".*")
-        shutil.copytree(source / phase, building, copy_function=link_or_copy, ignore=left_out)
+        left_out = (STATE, RESULT, MANIFEST, ".*")
+        copy_regular_files(source / phase, building, copy_function=link_or_copy, skip=left_out)
         reused = {"reused_from": reused_from} | result
         manifest = source / phase / MANIFEST  # an older version wrote none
         files = read_json_object(manifest)["files"] if manifest.exists() else None

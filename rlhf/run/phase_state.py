@@ -33,7 +33,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identity
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.stored_files import OTHERS, read_bytes, read_json, require_form
 from rlhf.base.types import TensorSlice
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
@@ -42,6 +42,7 @@ from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
+STATE_FORM = {"step": int, "logs?": {OTHERS: int}}
 GIB = 1 << 30
 RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
 Streams = Mapping[str, Iterable[TensorSlice]]  # this rank's slices of each engine's tensors
@@ -178,8 +179,11 @@ def _write_json_files(building: Path, state: Mapping[str, Any], files: dict[str,
 
 
 def checkpoint_folders(phase_dir: Path) -> list[Path]:
-    """Return the folders of a phase's checkpoints, verified or not, the latest first."""
-    return sorted((phase_dir / STATE).glob("step-*"), reverse=True)
+    """Return the folders of a phase's checkpoints, verified or not, the latest first; no links."""
+    state = phase_dir / STATE
+    found = () if phase_dir.is_symlink() or state.is_symlink() else state.glob("step-*")
+    own = (each for each in found if each.is_dir() and not each.is_symlink())
+    return sorted((each for each in own if each.name[5:].isdecimal()), reverse=True)
 
 
 def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
@@ -215,7 +219,8 @@ def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
     try:
         own = dict([*files.items()][ranks.rank :: ranks.size])
         check_files(folder, own, skip={MANIFEST, *files} - own.keys())
-        state = json.loads((folder / STATE_JSON).read_text(encoding="utf-8"))
+        state = json.loads(read_bytes(folder / STATE_JSON) or b"")
+        require_form(folder / STATE_JSON, state, STATE_FORM)
         found = Checkpoint(folder, state["step"], state)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")

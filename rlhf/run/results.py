@@ -5,13 +5,11 @@ Each attempt at a run records what it begins with, for ``python -m rlhf.runs ver
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf.base.atomic import write_text_atomically
-from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json, restore_nan
 from rlhf.base.hashing import sha256_of
 from rlhf.base.manifest import Identity
@@ -24,10 +22,10 @@ from rlhf.base.stored_files import (
     read_json,
 )
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, FROZEN
+from rlhf.config.freeze import COMMAND, FROZEN, INPUTS
 from rlhf.config.schema.run import RunConfig
 
-PLAN, INPUTS = "plan.json", "inputs.json"
+PLAN = "plan.json"
 COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type(None))}
 # Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
 Inputs = dict[str, dict[str, Identity]]
@@ -84,23 +82,10 @@ def read_objective(run_dir: Path) -> float | None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        CheckpointError: if the file is damaged; the message gives the fix.
-    """
-    try:
-        if (content := read_bytes(path)) is None:
-            raise ValueError("it is missing")
-        found = json.loads(content)
-        if not isinstance(found, dict) or not found:
-            raise ValueError("it has no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is damaged: {error or type(error).__name__}. Restore the file; or remove it, "
-            "and resume the run to make it again"
-        ) from error
-    return found
+    """Return the JSON object in a file; raise a DamagedFileError if there is none."""
+    if not (found := read_json(path, {})):
+        raise DamagedFileError(path, "it is missing or empty")
+    return dict(found)
 
 
 def read_inputs(run_dir: Path) -> Inputs | None:

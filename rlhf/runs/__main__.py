@@ -14,13 +14,13 @@ a value or a pattern ('name=smoke*'). Everything is read from the files of the r
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
@@ -131,7 +131,7 @@ def _difference_lines(found: Mapping[str, Mapping[str, list[Any]]]) -> Iterator[
 
 def _tree(options: argparse.Namespace) -> Output:
     runs = _find_asked_runs(options.words)
-    by_path = {str(run.folder.resolve()): run for run in runs}
+    by_path = {os.path.realpath(run.folder): run for run in runs}
     moved = {run.imported_from: path for path, run in by_path.items() if run.imported_from}
     children: defaultdict[str, list[FoundRun]] = defaultdict(list)
     for run in runs:
@@ -149,16 +149,16 @@ def _parent_path(run: FoundRun, moved: Mapping[str, str]) -> str:
     ``moved`` has the present paths of imported runs by the paths that they had where they ran.
     """
     taken = next((path for name, path in run.parents.items() if name != "sweep"), "")
-    if run.imported_from is not None:
-        return moved.get(taken, taken)  # a path of another machine
-    return str(Path(taken).resolve()) if taken else ""
+    if run.imported_from is not None or "\0" in taken:
+        return moved.get(taken, taken)  # a path of another machine, or none
+    return os.path.realpath(taken) if taken else ""
 
 
 def _branch_lines(
     parent: str, children: dict[str, list[FoundRun]], *, depth: int, above: tuple[str, ...] = ()
 ) -> Iterator[str]:
     for run in children.get(parent, ()):
-        own = str(run.folder.resolve())
+        own = os.path.realpath(run.folder)
         yield f"{'  ' * depth}{run.folder}  {run.state}  {' '.join(run.changes)}".rstrip()
         if own not in above:  # folders that were edited by hand could name each other
             yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))

@@ -18,18 +18,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.stored_files import (
+    LINE,
     MAYBE_FLOAT,
     OTHERS,
     DamagedFileError,
+    parse_json,
     read_bytes,
     read_json,
+    read_json_lines,
     read_stored_text,
 )
-from rlhf.config.freeze import FROZEN, read_command
+from rlhf.config.freeze import FROZEN, parse_plain_value, read_command
 from rlhf.report.comparison import scan_keys, start_time, walk_to_runs
 from rlhf.report.gain import JUDGES, TRAINED_ON, Gain, read_gain
 from rlhf.run.results import finished_phases
@@ -39,7 +43,7 @@ TAIL = 64 * 1024  # bytes at the end of metrics.jsonl that hold the last line of
 ALARMS, JOB_OUTPUT, BUNDLE = "alarms.jsonl", "output.log", "bundle.json"
 UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
 # The form of the part of result.json that the list shows.
-INTERVAL = [MAYBE_FLOAT]
+INTERVAL = [MAYBE_FLOAT, MAYBE_FLOAT]
 GAINS = {f"{name}_gain_ci?": INTERVAL for name in (*JUDGES, TRAINED_ON)}
 PARTS = {f"score_parts_{when}?": {OTHERS: MAYBE_FLOAT} for when in ("before", "after")}
 MEASURES = {"reused_from?": str, "judge_gains?": {OTHERS: INTERVAL}, **GAINS, **PARTS}
@@ -95,10 +99,10 @@ class FoundRun:
     @cached_property
     def last_line(self) -> Mapping[str, Any]:
         """Return the last complete line of metrics.jsonl; {} if there is none."""
-        for line in reversed((read_tail(self.folder / METRICS_FILE) or b"").splitlines()):
-            with suppress(ValueError):
-                if isinstance(found := json.loads(line), dict):
-                    return found
+        path = self.folder / METRICS_FILE
+        for line in reversed((read_tail(path) or b"").splitlines()):
+            with suppress(DamagedFileError):
+                return dict(parse_json(path, line, LINE, ""))
         return {}
 
     @cached_property
@@ -128,11 +132,12 @@ class FoundRun:
 
     @cached_property
     def alarms(self) -> Counter[str]:
-        """Return the number of alarms by name; lines that are damaged are not counted."""
+        """Return the number of alarms by name, up to a line that is damaged."""
         found: Counter[str] = Counter()
-        for line in (read_bytes(self.folder / ALARMS) or b"").splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                found[str(json.loads(line)["name"])] += 1
+        with suppress(DamagedFileError):
+            found.update(
+                each["name"] for each in read_json_lines(self.folder / ALARMS, {"name": str})
+            )
         return found
 
     @cached_property
@@ -266,16 +271,16 @@ def _require_key(key: str, runs: Sequence[FoundRun]) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a text in YAML, or the text if it is none."""
+    """Return the value of a text in YAML as runs write it, or the text if it is no such value."""
     try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError:
+        return parse_plain_value(text)
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError):
         return text
 
 
 def read_tail(path: Path) -> bytes | None:
-    """Return the last ``TAIL`` bytes of a file; None if there is no file."""
-    with suppress(OSError):
+    """Return the last ``TAIL`` bytes of a file; None if there is no regular file."""
+    with suppress(OSError, DamagedFileError):
         return read_bytes(path, start=max(0, path.stat().st_size - TAIL))
     return None
 

@@ -15,7 +15,7 @@ import re
 import secrets
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.intervals import mean_of
-from rlhf.base.manifest import MANIFEST, file_identity
+from rlhf.base.manifest import MANIFEST, file_identity, iterate_files
 from rlhf.base.stored_files import (
     HELD_OUT,
     MANIFEST_FORM,
@@ -37,12 +37,14 @@ from rlhf.base.stored_files import (
 from rlhf.base.stored_files import RESULT as RESULT_FORM
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
+from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import load_run, read_command, refuse_code_of_run, values_by_key
+from rlhf.config.freeze import load_run, read_command, values_by_key
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
+from rlhf.run.jsonl import LOGS
 from rlhf.run.results import ATTEMPTS, read_attempts, read_inputs, read_json_object
 from rlhf.runs.registry import FoundRun
 
@@ -81,7 +83,7 @@ class CheckedRun(NamedTuple):
     """What the run had that this machine has not, and may round differently; "": nothing."""
     seed: int
     replays: int
-    trusts_code: bool
+    trusts_run: bool
 
 
 Doubts = Iterable[Doubt]
@@ -93,25 +95,32 @@ def check_hashes(run: CheckedRun) -> Doubts:
     if not attempts or records is None:
         yield Doubt(ATTEMPTS, OLDER, CheckState.unknown)
     recorded = {**(attempts[-1]["files"] if attempts else {}), **(records or {})}
-    yield from _compare_hashes(run.folder, recorded, "a file of the run")
+    here = set(iterate_files(run.folder))
+    yield from _compare_hashes(run.folder, recorded, here, "a file of the run")
     for phase in run.config.phase.order:
-        hashes = {name: each[-1] for name, each in _read_manifest(run, phase)["files"].items()}
-        yield from _compare_hashes(run.folder / phase, hashes, f"a file of {phase}")
+        files = _read_manifest(run, phase)["files"].items()
+        hashes = {f"{phase}/{name}": identity[-1] for name, identity in files}
+        yield from _compare_hashes(run.folder, hashes, here, f"a file of {phase}")
 
 
 def check_inputs(run: CheckedRun) -> Doubts:
     """Compare data, and code that the run was given, with the hashes of its start."""
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     for key, files in (read_inputs(run.folder) or {}).items():
         hashes = {path: identity[-1] for path, identity in files.items()}
-        yield from _compare_hashes(Path("/"), hashes, key)
+        here = {path for path in files if Path(path).is_file()}
+        yield from _compare_hashes(Path("/"), hashes, here, key)
 
 
-def _compare_hashes(folder: Path, hashes: Mapping[str, Any], what: str) -> Doubts:
-    for path, sha256 in ((folder / name, sha256) for name, sha256 in hashes.items()):
-        if not path.is_file() and sha256 is not None:
-            yield Doubt(str(path), f"{what}, is not here", CheckState.unknown)
-        elif path.is_file() and file_identity(path)[1] != sha256:
-            yield Doubt(str(path), f"{what}, is not what the run recorded")
+def _compare_hashes(
+    folder: Path, hashes: Mapping[str, Any], here: Container[str], what: str
+) -> Doubts:
+    """Compare the files ``here`` in ``folder`` with the recorded hashes, which may be hostile."""
+    for name, sha256 in hashes.items():
+        if name not in here and sha256 is not None:
+            yield Doubt(str(folder / name), f"{what}, is not here", CheckState.unknown)
+        elif name in here and file_identity(folder / name)[1] != sha256:
+            yield Doubt(str(folder / name), f"{what}, is not what the run recorded")
 
 
 def _read_manifest(run: CheckedRun, phase: Phase) -> dict[str, Any]:
@@ -127,8 +136,9 @@ def check_logs(run: CheckedRun) -> Doubts:
         manifest = _read_manifest(run, phase)
         if "lines" not in manifest:
             yield Doubt(f"{phase}/{MANIFEST}", OLDER, CheckState.unknown)
-        for name, text in manifest.get("lines", {}).items():
-            marks, found = text.split(), mark_lines(run.folder / name, phase)
+        lines = manifest.get("lines", {})
+        for name in (each for each in LOGS if each in lines):
+            marks, found = lines[name].split(), mark_lines(run.folder / name, phase)
             if found != marks:
                 pairs = enumerate(zip([*found, ""], [*marks, ""], strict=False))
                 row = next(row for row, (ours, theirs) in pairs if ours != theirs)
@@ -142,6 +152,7 @@ def check_command(run: CheckedRun) -> Doubts:
     from rlhf.jobs.launch_command import compose_job
     from rlhf.runtime.launch_mode import LAUNCHER
 
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     words = read_command(run.folder)
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
     with compose_job(words, LAUNCHER.with_name("conf")) as job:
@@ -159,6 +170,7 @@ def check_leaks(run: CheckedRun) -> Doubts:
     """Find held-out prompts that differ from training prompts only in case or punctuation."""
     from rlhf.runtime.run_data import load_phase_data
 
+    require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     parts = load_phase_data(run.config, lambda _: None).values()
     trained = {_words_of(record): record for part in parts for record in part.train}
     for record in (record for part in parts for record in part.eval):
@@ -234,7 +246,7 @@ def check_answers(run: CheckedRun) -> Doubts:
         compared.remove("kl")  # an Evaluator measures from the model that training started from
         text = "kl is to a reference that the run has not stored"
         yield Doubt("samples.jsonl", text, CheckState.unknown)
-    evaluator = Evaluator(run.folder, trusts_code=run.trusts_code)
+    evaluator = Evaluator(run.folder, trusts_run=run.trusts_run)
     try:
         policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
         sampled = evaluator.default_decodings[0]
@@ -252,7 +264,7 @@ def check_replay(run: CheckedRun) -> Doubts:
     """Take random steps of each phase again, and compare what they log, bit for bit."""
     from rlhf.replay import create_replay_folder, plan_replay, take_steps_again
 
-    refuse_code_of_run(run.folder, trusts_code=run.trusts_code)
+    require_consent(run.folder, is_given=run.trusts_run)
     draw = random.Random(run.seed)
     own = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
     lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in own}
@@ -293,7 +305,7 @@ COMPUTING: Mapping[str, Check] = {"answers": check_answers, "replay": check_repl
 
 
 def read_checked_run(
-    folder: Path, *, seed: int, replays: int, trusts_code: bool = False
+    folder: Path, *, seed: int, replays: int, trusts_run: bool = False
 ) -> CheckedRun:
     """Read the configuration and the result of a run to check.
 
@@ -305,8 +317,10 @@ def read_checked_run(
     config, result = load_run(folder), read_json(folder / RESULT, RESULT_FORM)
     if result is None:
         raise CheckpointError(f"{folder} has no {RESULT}: finish the run first (resume=)")
+    if missing := [phase for phase in config.phase.order if phase not in result["phases"]]:
+        raise DamagedFileError(folder / RESULT, f"phases.{missing[0]} is missing")
     other = "; ".join(describe_other_machine(folder))
-    return CheckedRun(folder, config, result, other, seed, replays, trusts_code)
+    return CheckedRun(folder, config, result, other, seed, replays, trusts_run)
 
 
 def verify_run(run: CheckedRun) -> Iterator[tuple[str, CheckState, list[Doubt]]]:
@@ -346,7 +360,7 @@ def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
 
 def main(arguments: Sequence[str]) -> int:
     """Verify the run that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.runs verify", __doc__, runs_code=True, has_json=True)
+    parser = build_command_parser("rlhf.runs verify", __doc__, uses_run=True, has_json=True)
     parser.add_argument("run_dir", type=Path, help="directory of a finished run")
     text = "random steps of each phase to replay (default: 1); none: compute nothing"
     parser.add_argument("--replay", default="1", metavar="N|none", help=text)
@@ -361,7 +375,7 @@ def main(arguments: Sequence[str]) -> int:
 def _verify(options: argparse.Namespace) -> Result:
     folder = expand_user_path(options.run_dir, key="RUN_DIR").resolve()
     replays = 0 if options.replay == "none" else int(options.replay)
-    given = {"seed": options.seed, "trusts_code": options.trust_code}
+    given = {"seed": options.seed, "trusts_run": options.trust_run}
     run = read_checked_run(folder, replays=replays, **given)
     console = Console()
     checks = []

@@ -92,7 +92,7 @@ def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        _run_command([sys.executable, script, f"resume={run_dir}"])
+        _run_command([sys.executable, script, f"resume={run_dir}", "trust_run=true"])
     except SystemExit as end:
         raise RlhfError(f"the run in {run_dir} failed again, see its error above") from end
     return read_objective(run_dir)
@@ -107,7 +107,7 @@ def _start_by_mode(
     if way is None:
         run_rank(run_dir, build_stderr_reporter())
     else:
-        program = Program(sys.executable, script, [f"resume={run_dir}"])
+        program = Program(sys.executable, script, [f"resume={run_dir}", "trust_run=true"])
         (command,) = launch_commands(config, program, os.environ)
         console = Console(quiet=run_dir is None)
         console.say(f"starting: {shlex.join(command)}")

@@ -1,24 +1,32 @@
-"""Code that a run directory names runs only if the command itself says so."""
+"""What a run directory names, code or other things, is used only if the command itself says so."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import pytest
+import yaml
 from omegaconf import DictConfig
 
 from rlhf import export, replay
 from rlhf.base.errors import ConfigError
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import keys_that_run_code, load_run, to_run_config
+from rlhf.config.consent import OUTSIDE, keys_that_need_consent, keys_that_run_code
+from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.hydra_errors import schema_types
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.evaluate import __main__ as evaluate
-from rlhf.jobs.completion import copy_keys_of_source_run
+from rlhf.jobs.completion import complete_config, copy_keys_of_source_run
+from rlhf.jobs.launch_command import Job
 from tests.chat.small_run import save_run
 from tests.conftest import Compose
 from tests.runs import EPISODES
@@ -74,12 +82,12 @@ def test_code_of_a_run_does_not_run(
         path = hostile / "config.yaml"
         path.write_text(path.read_text().replace("trust_remote_code: true", ""))
     assert main([str(hostile), *words]) == 2
-    assert "then add --trust-code" in capsys.readouterr().err
+    assert "then add --trust-run" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_command_may_trust_the_code(hostile: Path, tmp_path: Path) -> None:
-    chat.main([str(hostile), "--trust-code"])
+    chat.main([str(hostile), "--trust-run"])
     assert (tmp_path / "ran").exists()
 
 
@@ -101,3 +109,128 @@ def take(compose: Compose, source: Path, words: list[str]) -> DictConfig:
     cfg = compose(words)
     copy_keys_of_source_run(cfg, source, [Phase.sft], words)
     return cfg
+
+
+PART = {"kind": "http", "weight": 1.0}
+REACHING: dict[str, dict[str, Any]] = {
+    "rewards.h.url": {"rewards": {"h": {**PART, "url": "http://127.0.0.1:9"}}},
+    "rewards.h.token_variable": {"rewards": {"h": {**PART, "token_variable": "HOME"}}},
+    "rewards.j.rubric": {"rewards": {"j": {**PART, "rubric": "r.yaml"}}},
+    "rewards.j.json_schema": {"rewards": {"j": {**PART, "json_schema": "s.json"}}},
+    "data.path": {"data": {"path": "someone/data"}},
+    "data.eval_path": {"data": {"eval_path": ["someone/data"]}},
+    "data.sets.a.path": {"data": {"sets": {"a": {"path": "someone/data"}}}},
+    "data.ptx_path": {"data": {"ptx_path": "someone/data"}},
+    "data.cache_dir": {"data": {"cache_dir": "/elsewhere"}},
+    "model.path": {"model": {"path": "someone/model"}},
+    "model.tokenizer": {"model": {"tokenizer": "someone/model"}},
+    "reward_model.path": {"reward_model": {"path": "someone/model"}},
+    "reward.groups_path": {"reward": {"groups_path": "/groups"}},
+    "ppo.teacher_path": {"ppo": {"teacher_path": "someone/model"}},
+    "zero.nvme_path": {"zero": {"nvme_path": "/elsewhere"}},
+    "rollout.server.url": {"rollout": {"backend": "vllm"}},
+    "launcher.hostfile": {"launcher": {"hostfile": "/hosts"}},
+    "tracking.others": {"tracking": {"others": ["evil:Tracker"]}},
+    "environment.id": {"environment": {"id": "game:Guess"}},
+}
+
+
+def edit_config(run_dir: Path, change: dict[str, Any]) -> None:
+    """Change keys of the stored configuration, as somebody else would."""
+    path = run_dir / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for group, values in change.items():
+        config[group] = config[group] | values
+    path.write_text(yaml.safe_dump(config))
+
+
+def test_what_a_run_of_others_names_outside_needs_consent(
+    tmp_path: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf.config.freeze.remember", lambda _: None)
+    run_dir = save_run(tmp_path / "run", compose)
+    kept = (run_dir / "config.yaml").read_text()
+    assert keys_that_need_consent(run_dir) == []
+    for key, change in REACHING.items():
+        edit_config(run_dir, change)
+        assert keys_that_need_consent(run_dir) == [key]
+        assert keys_that_need_consent(run_dir, models_only=True) == []
+        (run_dir / "config.yaml").write_text(kept)
+    (run_dir / "config.yaml").write_text(f"{kept}# from elsewhere\n")
+    (run_dir / "inputs.json").write_text("{}")
+    (run_dir / "command.txt").write_text("python launch.py 'name=${oc.env:HOME}'\n")
+    (run_dir / "sft/model/adapter_config.json").write_text("{}")
+    adapter = "sft/model/adapter_config.json"
+    assert keys_that_need_consent(run_dir) == [adapter, "inputs.json", "command.txt"]
+    assert keys_that_need_consent(run_dir, models_only=True) == [adapter]
+
+
+def test_ones_own_run_needs_no_consent(tmp_path: Path, compose: Compose) -> None:
+    words = ["data=local", "data.path=mine.jsonl", "model.tokenizer=someone/model"]
+    run_dir = save_run(tmp_path / "run", lambda more: compose([*more, *words]))
+    assert keys_that_need_consent(run_dir) == []
+    moved = run_dir.rename(tmp_path / "moved")
+    assert keys_that_need_consent(moved) == []
+    with (moved / "config.yaml").open("a") as file:
+        file.write("# changed by somebody\n")
+    assert sorted(keys_that_need_consent(moved)) == ["data.path", "model.tokenizer"]
+
+
+# Texts of a configuration that name nothing outside of the run.
+INSIDE = r"""name|experiment|run_dir|resume|from_run|checkpoint\..+|hardware\.name|
+    .+\.(subset|revision|train_split|eval_split|columns|end_token|architecture|attention|extra)|
+    reward\.(margin_column|score_columns)|ppo\.teacher_prompt_column|rollout\.stop|data\.ptx_.+|tracking\.(project|tags)|
+    lora\.target_modules|environment\.options|rewards\.NAME\.(pattern|model|token)"""
+# Code that a command names, beside the key that agrees to run it.
+NAMED_CODE = r"environment\.target|rewards\.NAME\.(function|sealed|files)"
+
+
+def test_every_text_of_a_configuration_is_known_to_be_inside_or_needs_consent() -> None:
+    kinds = {**schema_types()}
+    for group, schema in {"rewards": RewardTerm, "data.sets": DatasetConfig}.items():
+        kinds |= {f"{group}.NAME.{name}": kind for name, kind in get_type_hints(schema).items()}
+        del kinds[group]
+    texts = [key for key, kind in kinds.items() if re.search(r"\bstr\b|Any", str(kind))]
+    known = "|".join([re.sub(r"\s+", "", INSIDE), NAMED_CODE, OUTSIDE])
+    assert [key for key in texts if not re.fullmatch(known, key)] == []
+
+
+HTTP = {**PART, "url": "http://127.0.0.1:9", "token_variable": "TOKEN"}
+WITH_TOKEN = {"rewards": {"m": {"kind": "model"}, "h": HTTP}}
+
+
+@pytest.mark.parametrize("name", ["an episode", "evaluate", "replay", "resume", "from_run"])
+def test_no_command_sends_a_variable_that_a_run_names(
+    name: str,
+    tmp_path: Path,
+    compose: Compose,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("it connects")
+
+    monkeypatch.setattr("socket.create_connection", refuse)
+    run_dir = save_run(tmp_path / "run", compose)
+    edit_config(run_dir, WITH_TOKEN)
+    fix = "--trust-run"
+    if name in COMMANDS:
+        main, words = COMMANDS[name]
+        assert main([str(run_dir), *words]) == 2
+        said = capsys.readouterr().err
+    else:
+        fix, words = "trust_run=true", [f"{name}={run_dir}"]
+        resume = str(run_dir) if name == "resume" else None
+        with pytest.raises(ConfigError) as caught:
+            complete_config(Job(compose(words), words, resume=resume))
+        said = str(caught.value)
+    assert "(rewards.h.token_variable, rewards.h.url), which is used only if" in said
+    assert f"then add {fix}" in said
+
+
+def test_the_command_may_trust_a_run_that_it_resumes(tmp_path: Path, compose: Compose) -> None:
+    run_dir = save_run(tmp_path / "run", compose)
+    edit_config(run_dir, WITH_TOKEN)
+    words = [f"resume={run_dir}", "trust_run=true", "plan=off"]
+    completed = complete_config(Job(compose(words), words, resume=str(run_dir)))
+    assert completed.config.rewards["h"].token_variable == "TOKEN"

@@ -9,8 +9,10 @@ import pytest
 from rlhf.base.errors import ConfigError
 from tests.fuzz.case import FAULTS, Case, Verdict, judged
 from tests.fuzz.doors import mixed
+from tests.fuzz.foreign_runs import find_faults
 
 CASES, SEED = 27, 34
+ATTACKS = 60
 
 
 @pytest.mark.slow
@@ -35,3 +37,12 @@ def test_every_verdict_can_be_reached() -> None:
     assert verdict is Verdict.traceback
     assert "ZeroDivisionError" in text
     assert judged(Case("sleeps", lambda: time.sleep(60)), seconds=0.5)[0] is Verdict.hang
+
+
+@pytest.mark.slow
+def test_a_run_of_an_attacker_reaches_nothing(tiny_run: Path, tmp_path: Path) -> None:
+    found = list(find_faults(SEED, ATTACKS, tiny_run, tmp_path))
+    assert len(found) == ATTACKS
+    assert not [(case.name, text) for case, verdict, text in found if verdict in FAULTS]
+    refused = sum(verdict is Verdict.refused for _, verdict, _ in found)
+    assert refused > ATTACKS // 8, "the attacks reach the commands"

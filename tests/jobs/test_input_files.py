@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import DataError
+from rlhf.config.freeze import INPUTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.job import begin_run
 from rlhf.jobs.launch_command import Job
-from rlhf.run.results import INPUTS
 from tests.plan.planned import Compose, run_of
 
 WORDS = ["experiment=smoke", "data=local", "data.path=mine.jsonl", "hardware.dtype=fp32"]

@@ -151,6 +151,8 @@ class RunKeys:
     """Directory of a stopped run to resume; null: start a new run."""
     from_run: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Finished run whose data, tokenizer, SFT and reward model this run uses; null: none."""
+    trust_run: bool = key(affects=NO_PHASE)
+    """With resume or from_run of another's run: use the code, addresses and files it names."""
     experiment: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Recipe in conf/experiment; null: none."""
     plan: PlanMode = key(affects=NO_PHASE)

@@ -88,9 +88,11 @@ def check_environment_keys(environment: EnvironmentConfig) -> None:
             f"environment.target={environment.target}: kind={kind} needs MODULE:CLASS, such as "
             "my_games:Chess"
         )
-    if kind in OF_CODE and not environment.run_code:
+    imports_id = kind is EnvironmentKind.gymnasium and ":" in str(environment.id)  # MODULE:NAME
+    if (kind in OF_CODE or imports_id) and not environment.run_code:
+        name = "id" if imports_id else "target"
         raise ConfigError(
-            f"environment.target={environment.target}: runs code; if you have read it, add "
+            f"environment.{name}={getattr(environment, name)}: runs code; if you have read it, add "
             "environment.run_code=true"
         )
     if environment.processes == 0 and kind not in EMBEDDED:

@@ -99,7 +99,8 @@ class EnvironmentConfig:
     target: str | None
     """MODULE:CLASS for kind=tools and kind=custom."""
     run_code: bool
-    """kind=tools and kind=custom: agree to run this class's code."""
+    """kind=tools and kind=custom: agree to run this class's code; with kind=gymnasium, that of the
+    module in id=MODULE:NAME, which gymnasium imports."""
     options: dict[str, Any]
     """Keyword arguments of the environment."""
     max_turns: int = key(ABOVE_0)

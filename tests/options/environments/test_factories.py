@@ -108,6 +108,10 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
         (config_of("custom"), r"\.target is missing: kind=custom needs it; .*=MODULE:CLASS"),
         (config_of("custom", target="own_games"), r"=own_games: .* MODULE:CLASS"),
         (of_user("Steps", run_code=False), r"runs code; .*environment\.run_code=true"),
+        (
+            config_of("gymnasium", id="a:B-v0"),
+            r"environment\.id=a:B-v0: runs code; .*run_code=true",
+        ),
         (of_user("Nothing"), r"environment\.target=own_games:Nothing: cannot be imported: Attrib"),
         (of_user("function"), r"environment\.target=own_games:function: must be a class"),
         (of_user("Neither"), r"must have the methods reset\(self, \*, seed, row\) and step"),

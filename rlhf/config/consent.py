@@ -1,0 +1,88 @@
+"""Require consent to use what the configuration of a run directory names.
+
+Consent comes from the command, never from the folder that needs it. Code needs it each time. What
+lies outside of the run, such as addresses, environment variables, data and models, needs it unless
+a command of this user has written the same configuration: commands have then named all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf.base.cpu import cache_folder
+from rlhf.base.errors import ConfigError
+from rlhf.base.trust import is_remembered
+from rlhf.base.user_paths import expand_user_path
+from rlhf.config.freeze import COMMAND, FROZEN, INPUTS, read_command, read_frozen_keys
+
+# Patterns of the keys that let a run execute code from models, environments and users.
+OF_MODELS = r"(model|reward_model)\.trust_remote_code"
+CODE = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
+# Pattern of the keys that name what does not belong to the run.
+OUTSIDE = (
+    r"data\.(path|eval_path|ptx_path|cache_dir|sets\..+\.path)|reward\.groups_path|environment\.id|"
+    r"(model|reward_model)\.(path|tokenizer)|ppo\.teacher_path|zero\.nvme_path|"
+    r"rewards\..+\.(url|token_variable|rubric|json_schema)|rollout\.server\.(url|weights_dir)|"
+    r"launcher\.(hostfile|master_addr)|tracking\.(others|entity)"
+)
+ADAPTERS = "*/*/adapter_config.json"  # names the base model of the adapter beside it
+
+
+def keys_that_run_code(run_dir: Path, pattern: str = CODE) -> list[str]:
+    """Return the keys of a run that match ``pattern`` and let the run execute code."""
+    found = read_frozen_keys(run_dir).items()
+    return [key for key, value in found if value and re.fullmatch(pattern, key, re.DOTALL)]
+
+
+def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[str]:
+    """Return the keys of a run, and its files, that name code or what lies outside of the run.
+
+    With ``models_only``, return those that are used if only the models of the run are loaded.
+    """
+    code = keys_that_run_code(run_dir, OF_MODELS if models_only else CODE)
+    if is_remembered(run_dir / FROZEN):
+        return code
+    adapters = sorted(str(path.relative_to(run_dir)) for path in run_dir.glob(ADAPTERS))
+    return [*code, *adapters, *(() if models_only else _find_what_reaches_outside(run_dir))]
+
+
+def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
+    if (run_dir / INPUTS).exists():
+        yield INPUTS
+    if any("${" in word for word in read_command(run_dir)):  # may read environment variables
+        yield COMMAND
+    keys = read_frozen_keys(run_dir)
+    for key, value in keys.items():
+        is_cache = key == "data.cache_dir" and expand_user_path(value, key=key) == cache_folder()
+        is_unread = key.startswith("rollout.server.") and keys.get("rollout.backend") != "vllm"
+        if value and re.fullmatch(OUTSIDE, key, re.DOTALL) and not is_cache and not is_unread:
+            yield key
+
+
+def require_consent(
+    run_dir: Path,
+    *,
+    is_given: bool,
+    models_only: bool = False,
+    others_only: bool = False,
+    fix: str = "--trust-run",
+) -> None:
+    """Raise a ConfigError if a run has keys that need consent, and consent is not given.
+
+    Args:
+        run_dir: the directory of the run.
+        is_given: whether the command gives consent.
+        models_only: whether the command only loads models of the run.
+        others_only: whether a configuration that a command of this user has written needs none.
+        fix: the word that gives consent if it is added to the command.
+    """
+    if is_given or (others_only and is_remembered(run_dir / FROZEN)):
+        return
+    if found := keys_that_need_consent(run_dir, models_only=models_only):
+        raise ConfigError(
+            f"{run_dir}: its configuration names code to run, or what lies outside of the run "
+            f"({', '.join(found)}), which is used only if the command says so: read "
+            f"{FROZEN} and that code, then add {fix}"
+        )
