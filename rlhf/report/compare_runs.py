@@ -169,6 +169,14 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
             "Fewer than three seeds tell nothing about a difference and have no interval: give "
             "seed=1,2,3 or more."
         )
+    numbers = [n for n, setting in enumerate(settings, 1) if setting.shared_origins()]
+    if numbers:
+        named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
+        yield (
+            f"Seeds of setting {', '.join(map(str, numbers))} share the phases before the last, of "
+            f"{named}: their spread is that of the last phase alone. Another SFT or reward model "
+            "may differ by more than ± says."
+        )
     if shares := [d.prompt_share for d in found.differences.values() if d.prompt_share is not None]:
         yield (
             f"Noise of single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance of "

@@ -63,6 +63,8 @@ class DataKeys:
     """Share of each phase's examples to hold out if the data has no held-out examples."""
     split: list[float]
     """Proportions of SFT, reward (also DPO) and PPO; phases that do not run get none."""
+    seed: int | None = key(AT_LEAST_0)
+    """Seed of the division over phases, generated examples and label noise; null: the seed."""
     size: int = key(AT_LEAST_0)
     """Examples to generate; with other sources, the number that plans assume (0: read the data)."""
     subset: str | None = key(unread=GENERATED)

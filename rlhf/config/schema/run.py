@@ -126,8 +126,8 @@ class RunKeys:
 
     name: str = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Name of the run; its directories are in runs/<name>/."""
-    seed: int = key(AT_LEAST_0, affects=EVERY_PHASE, is_inherited=True)
-    """Seed of every random stream."""
+    seed: int = key(AT_LEAST_0, affects=EVERY_PHASE)
+    """Seed of every random stream (of the data: data.seed); with from_run by default that run's."""
     run_dir: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Directory of this run; null: runs/<name>/<timestamp>."""
     resume: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
@@ -164,6 +164,11 @@ class RunKeys:
 @dataclass(kw_only=True)
 class RunConfig(OptionGroups, RunKeys):
     """The whole configuration of one run."""
+
+    @property
+    def data_seed(self) -> int:
+        """Return the seed of the examples and their division."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     @property
     def token_limit_after_prompt(self) -> tuple[str, int]:

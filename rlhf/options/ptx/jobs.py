@@ -17,4 +17,4 @@ def check_data(
     if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
         return
     if reads_corpus(config.ppo, data):
-        load_ptx_texts(data, seed=config.seed)
+        load_ptx_texts(data, seed=config.data_seed)
