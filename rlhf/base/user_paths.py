@@ -33,6 +33,19 @@ def expand_user_path(name: str | Path, *, key: str) -> Path:
     return path
 
 
+def whole_path(name: str) -> str:
+    """Return the absolute path of an existing file or folder if ``name`` is its relative path.
+
+    Links are resolved, since runs/latest moves on; only a file's name is kept, which tells its
+    format. Other texts, such as hub ids, are returned unchanged.
+    """
+    path = Path(name)
+    with suppress(OSError, ValueError):  # too long, or no path at all
+        if name and not path.is_absolute() and path.exists():
+            return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    return name
+
+
 def read_user_text(path: Path) -> str:
     """Return the text of a file.
 

@@ -57,7 +57,8 @@ def _iterate_effects(
     types = get_type_hints(schema)
     for field in fields(schema):
         name, facts = prefix + field.name, {**inherited, **field.metadata}
-        facts.pop("bound", None)
+        for of_value in ("bound", "is_place"):
+            facts.pop(of_value, None)
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)
             yield from _iterate_effects(kind, f"{name}.", facts)

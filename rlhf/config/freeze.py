@@ -5,6 +5,7 @@ Consent to run code of others comes from the command, never from the folder that
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import expand_user_path, relative_to_cwd, whole_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import (
@@ -44,7 +45,7 @@ from rlhf.config.hydra_errors import (
     type_of_key,
     unknown_key_error,
 )
-from rlhf.config.schema.keys import AtResume, format_value
+from rlhf.config.schema.keys import AtResume, format_value, whole_paths
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 
@@ -85,9 +86,17 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the overrides of the command that started a run to ``run_dir``."""
-    command = shlex.join(["python", "launch.py", *overrides])
+    """Write the overrides of the command that started a run, without links, to ``run_dir``."""
+    command = shlex.join(["python", "launch.py", *map(_resolve_links_of_override, overrides)])
     write_text_atomically(run_dir / COMMAND, command + "\n")
+
+
+def _resolve_links_of_override(override: str) -> str:
+    """Return KEY=PATH with the folder that a link in it, such as runs/latest, stands for now."""
+    key, _, value = override.partition("=")
+    path = whole_path(value)
+    is_linked = path not in (value, os.path.abspath(value))
+    return f"{key}={relative_to_cwd(Path(path))}" if is_linked else override
 
 
 def load_frozen_config(run_dir: Path) -> RunConfig:
@@ -179,7 +188,8 @@ def apply_resume_overrides(
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
-            if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).resume_may_change
+            if kept.get(leaf) not in (value := asked.get(leaf), whole_paths(value))
+            and not effect_of(leaf).resume_may_change
         ]
         if changed and _key_of(override) != "resume":
             again = f"from_run={cfg.get('resume')} {override.input_line}"

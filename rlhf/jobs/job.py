@@ -24,6 +24,7 @@ from rlhf.config.freeze import (
     write_frozen_config,
 )
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
+from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, complete_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
@@ -57,7 +58,8 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
 
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
-    config, plan, notes = completed.config, completed.plan, completed.notes
+    config: RunConfig = store_whole_paths(completed.config)
+    plan, notes = completed.plan, completed.notes
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     may_be_same = continues or (job.folder is not None and config.run_dir is None)

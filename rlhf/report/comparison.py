@@ -103,7 +103,7 @@ class ComparedRun(NamedTuple):
     @property
     def seeds(self) -> tuple[int, int]:
         """Return the seeds of the run and of its data."""
-        seed, of_data = (self.keys.get(key) for key in SEEDS)
+        seed, of_data = self.keys["seed"], self.keys.get("data.seed")
         return int(seed), int(seed if of_data is None else of_data)
 
 

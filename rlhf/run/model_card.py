@@ -107,7 +107,7 @@ def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[st
         places[f"{phase} of"] = None if origin == given else origin
     for what, place in places.items():
         if place is not None:
-            yield what, "/".join(Path(str(place)).parts[-2:])
+            yield what, _format_value(str(place))
 
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
@@ -147,6 +147,8 @@ def _format_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
+    if isinstance(value, str) and value.startswith("/"):  # who gets the card has other folders
+        return "/".join(Path(value).parts[-2:])
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

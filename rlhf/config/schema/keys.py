@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import whole_path
 from rlhf.config.choices import Phase
 
 
@@ -92,6 +93,7 @@ def key(
     at_resume: AtResume | None = None,
     is_inherited: bool | None = None,
     unread: Sequence[Unread] = (),
+    is_place: bool | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
@@ -101,6 +103,7 @@ def key(
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect.
+        is_place: whether the key names files or folders; a run stores their whole paths.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -110,6 +113,7 @@ def key(
         "at_resume": at_resume,
         "is_inherited": is_inherited,
         "unread": tuple(unread) or None,
+        "is_place": is_place,
     }
     return field(
         default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}
@@ -137,6 +141,30 @@ def _iterate_bounds(config: Any, prefix: str = "") -> Iterator[tuple[str, Bound,
             for entry, one in value.items():
                 if is_dataclass(one):
                     yield from _iterate_bounds(one, f"{name}.{entry}.")
+
+
+def store_whole_paths(config: Any) -> Any:
+    """Return ``config``, a schema dataclass, with whole paths in the keys that name a place."""
+    changes: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if "is_place" in each.metadata:
+            changes[each.name] = whole_paths(value)
+        elif is_dataclass(value):
+            changes[each.name] = store_whole_paths(value)
+        elif isinstance(value, dict):
+            changes[each.name] = {
+                name: store_whole_paths(entry) if is_dataclass(entry) else entry
+                for name, entry in value.items()
+            }
+    return replace(config, **changes)
+
+
+def whole_paths(value: Any) -> Any:
+    """Return ``value``, a path or a list of paths, with whole paths; other values unchanged."""
+    if isinstance(value, list):
+        return [whole_paths(each) for each in value]
+    return whole_path(value) if isinstance(value, str) else value
 
 
 def format_value(value: Any, *, keeps_unset: bool = False) -> str:

@@ -84,7 +84,7 @@ class LauncherConfig:
 
     dry_run: bool
     """Print the command that would start the ranks, then stop."""
-    hostfile: str | None
+    hostfile: str | None = key(is_place=True)
     """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
     master_addr: str | None
     """Address of the first node; null: found automatically."""

@@ -10,6 +10,7 @@ from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, Unread, always_affects, key
 
+MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
 OWN_SHARE = 4  # by default, 1 / OWN_SHARE of all layers are a further member's own
 
 

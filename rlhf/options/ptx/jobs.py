@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.ptx.corpus import load_ptx_texts, reads_corpus
 
 
 def check_data(
@@ -16,5 +15,7 @@ def check_data(
     data, place = config.data, config.data.ptx_path
     if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
         return
+    from rlhf.options.ptx.corpus import load_ptx_texts, reads_corpus
+
     if reads_corpus(config.ppo, data):
         load_ptx_texts(data, seed=config.data_seed)

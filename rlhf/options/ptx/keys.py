@@ -26,7 +26,7 @@ class PtxKeys:
 class PtxDataKeys:
     """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
-    ptx_path: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
+    ptx_path: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False, is_place=True)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
     ptx_subset: str | None = key(affects=always_affects(Phase.ppo), is_inherited=False)
     """Configuration name of ptx_path on the hub; null: the dataset's default."""

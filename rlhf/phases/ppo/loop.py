@@ -67,8 +67,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     context = replace(context, config=replace(context.config, ppo=config))
     hooks = build_hooks(context.config, context)
     engine = RLHFEngine(context.config, context.ranks)
-    for opened in (engine, *hooks):
-        context.opened.callback(opened.close)
+    for close in (engine.close, *(hook.close for hook in hooks)):
+        context.opened.callback(close)
     trainer = PPOTrainer(engine, config, hooks)
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, hooks)
