@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
@@ -33,15 +34,17 @@ def expand_user_path(name: str | Path, *, key: str) -> Path:
     return path
 
 
-def whole_path(name: str) -> str:
+def whole_path(name: Any) -> Any:
     """Return the absolute path of an existing file or folder if ``name`` is its relative path.
 
     Links are resolved, since runs/latest moves on; only a file's name is kept, which tells its
-    format. Other texts, such as hub ids, are returned unchanged.
+    format. Of a list, each item is replaced. Other values, such as hub ids, are returned unchanged.
     """
-    path = Path(name)
+    if isinstance(name, list):
+        return [whole_path(each) for each in name]
     with suppress(OSError, ValueError):  # too long, or no path at all
-        if name and not path.is_absolute() and path.exists():
+        path = Path(name if isinstance(name, str) and name else "/")
+        if not path.is_absolute() and path.exists():
             return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
     return name
 

@@ -42,10 +42,11 @@ from rlhf.config.hydra_errors import (
     interpolation_error,
     schema_types,
     shorten,
+    to_hydra_override,
     type_of_key,
     unknown_key_error,
 )
-from rlhf.config.schema.keys import AtResume, format_value, whole_paths
+from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 
@@ -87,12 +88,14 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
     """Write the overrides of the command that started a run, without links, to ``run_dir``."""
-    command = shlex.join(["python", "launch.py", *map(_resolve_links_of_override, overrides)])
+    command = shlex.join(["python", "launch.py", *map(_word_to_repeat, overrides)])
     write_text_atomically(run_dir / COMMAND, command + "\n")
 
 
-def _resolve_links_of_override(override: str) -> str:
-    """Return KEY=PATH with the folder that a link in it, such as runs/latest, stands for now."""
+def _word_to_repeat(override: str) -> str:
+    """Return an override as it was typed, with the folder that runs/latest stands for now."""
+    typed = override.removeprefix("++")  # which to_hydra_override adds to a mapping
+    override = typed if to_hydra_override(typed) == override else override
     key, _, value = override.partition("=")
     path = whole_path(value)
     is_linked = path not in (value, os.path.abspath(value))
@@ -188,7 +191,7 @@ def apply_resume_overrides(
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
-            if kept.get(leaf) not in (value := asked.get(leaf), whole_paths(value))
+            if kept.get(leaf) not in (value := asked.get(leaf), whole_path(value))
             and not effect_of(leaf).resume_may_change
         ]
         if changed and _key_of(override) != "resume":

@@ -295,6 +295,9 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
     found = [each for each in error.options if each.startswith(option)]
     if group == "model" and found:
         return ConfigError(f"{wrong}; did you mean {' or '.join(found)}?")
+    if group == "model":
+        path = f"{key.rpartition('@')[2]}.path={option}"
+        hint += f"; if it is a model of the hub, write {key}=pretrained {path}"
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
@@ -329,8 +332,11 @@ def _composition_error(error: HydraException) -> ConfigError:
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         return unknown_key_error(found[1], siblings)
     reason = " ".join(str(error).split())
-    if found := re.match(r"Ambiguous value for argument '([^']+)'", reason):
-        return ConfigError(f"{found[1]}: for a run with each of these values, add -m")
+    swept = r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'"
+    if found := re.match(swept, reason):
+        both = "; for both in one run, tracking=wandb tracking.tensorboard=true"
+        hint = both if found[1].startswith("tracking=") else ""
+        return ConfigError(f"{found[1]}: for a run with each of these values, add -m{hint}")
     if isinstance(cause, OmegaConfBaseException):
         where = reason or "a ${...} in a file that this command chose"
         reason = f"{where}: {_first_line(str(cause))}"

@@ -41,6 +41,7 @@ from rlhf.runtime.rendezvous import rank_from_environment
 
 def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
+    completed = completed._replace(config=store_whole_paths(completed.config))
     config, stopped = completed.config, completed.stopped
     if stopped is None:
         return _begin_new_run(completed, job)
@@ -58,8 +59,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
 
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
-    config: RunConfig = store_whole_paths(completed.config)
-    plan, notes = completed.plan, completed.notes
+    config, plan, notes = completed.config, completed.plan, completed.notes
     now, continues = datetime.now(), job.continues
     run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
     may_be_same = continues or (job.folder is not None and config.run_dir is None)

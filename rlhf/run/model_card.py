@@ -33,7 +33,8 @@ CORRUPTED = """
 - Its reward was corrupted on purpose (`kind: bias`), to study reward hacking: use it for nothing
   else."""
 LONGEST = 100  # maximum number of characters of an example's question or prompt
-QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
+# A prompt of a single turn: the last question of a conversation is not understood alone.
+QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
 
 
 def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
@@ -162,7 +163,7 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
     With a chat template the example passes a message, otherwise the prompt itself.
     """
     if has_chat_template:
-        found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]
+        found = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
         question = _quote_shortest_text(found, "Your question")
         argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
     else:

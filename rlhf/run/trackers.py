@@ -112,15 +112,6 @@ def _quote_as_markdown(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-# Numbers of each token, and their keys in samples.jsonl.
-TOKEN_KEYS = {
-    "kl": "token_kl",
-    "value": "token_values",
-    "advantage": "token_advantages",
-    "reward": "token_rewards",
-}
-
-
 class StoppedByAlarmError(RlhfError):
     """The error that ends a run when an alarm in alarms.stop is raised."""
 
@@ -234,10 +225,10 @@ class FileTracker(Tracker):
                 line |= {"gold": parts["gold"]}
                 line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}
             line["token_texts"] = [token.text for token in tokens]
-            for name, key in TOKEN_KEYS.items():
-                numbers = [getattr(token, name) for token in tokens]
+            for name in ("kl", "values", "advantages", "rewards"):
+                numbers = [getattr(token, name.removesuffix("s")) for token in tokens]
                 if None not in numbers:  # otherwise it was not computed
-                    line[key] = [round(number, 3) for number in numbers]
+                    line[f"token_{name}"] = [round(number, 3) for number in numbers]
             self._write("samples.jsonl", line)
 
     def alert(self, alarm: Alarm) -> None:

@@ -17,6 +17,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
@@ -115,7 +116,7 @@ def test_a_run_resumes_in_any_folder(
     assert stored.data.path == [str(folder / "1" / "a.jsonl"), str(folder / "mine.jsonl")]
     assert stored.reward.groups_path == str(folder / "groups.json")
     assert stored.data.cache_dir == str(folder / "1")
-    assert apply_resume_overrides(stored, compose(typed), typed) == stored
+    assert store_whole_paths(apply_resume_overrides(stored, compose(typed), typed)) == stored
     monkeypatch.chdir(folder / "val")
     check_input_hashes(stored, folder / "run")
     with pytest.raises(ConfigError, match="which resume cannot change"):

@@ -238,7 +238,8 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
 
 
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
-    prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
+    prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: and?\n\nAssistant:", "x" * 200]
+    prompts.append("\n\nHuman: two words\n\nAssistant:")
     line = {"phase": "ppo", "step": 0, "response": ""}
     samples = [json.dumps(line | {"prompt": prompt}) for prompt in prompts]
     (run_dir / "samples.jsonl").write_text("\n".join(samples) + "\n")

@@ -149,7 +149,7 @@ def store_whole_paths(config: Any) -> Any:
     for each in fields(config):
         value = getattr(config, each.name)
         if "is_place" in each.metadata:
-            changes[each.name] = whole_paths(value)
+            changes[each.name] = whole_path(value)
         elif is_dataclass(value):
             changes[each.name] = store_whole_paths(value)
         elif isinstance(value, dict):
@@ -158,13 +158,6 @@ def store_whole_paths(config: Any) -> Any:
                 for name, entry in value.items()
             }
     return replace(config, **changes)
-
-
-def whole_paths(value: Any) -> Any:
-    """Return ``value``, a path or a list of paths, with whole paths; other values unchanged."""
-    if isinstance(value, list):
-        return [whole_paths(each) for each in value]
-    return whole_path(value) if isinstance(value, str) else value
 
 
 def format_value(value: Any, *, keeps_unset: bool = False) -> str:

@@ -72,6 +72,9 @@ class RLHFEngine:
     """
 
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # each model would draw one
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         choose_kernels(config.hardware.kernels)
