@@ -177,7 +177,8 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     if not value and following and not re.match(r"-|.*=", following[0]):
         value = following[0]
     name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
-    close = [name] if name in keys else suggested_keys(name, keys)
+    own = own_keys_by_foreign_key().get(name) or [name]
+    close = own if name in keys else suggested_keys(name, keys)
     close = close or list(filter(None, [nearest_name(name, keys)]))
     full = (each if "=" in each else f"{each}=VALUE" for each in close)
     meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]

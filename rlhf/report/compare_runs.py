@@ -280,9 +280,9 @@ def sweep_page(
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings, tried)
-    verdict = _headline(done, found, study)
-    if unlike:
-        verdict = Headline(unlike, is_doubtful=True, has_best=False)
+    verdict = Headline(unlike, is_doubtful=True, has_best=False)
+    if not unlike:
+        verdict = _headline(done, found, study)
     if done and describe_doubts(done[0][0] + 1, done[0][1]):
         told = f"{verdict.text}; its runs have reasons to doubt them"
         verdict = verdict._replace(text=told, is_doubtful=True)

@@ -198,8 +198,8 @@ def read_compared_run(folder: Path) -> ComparedRun:
     known = {title: value for title, value in measures.items() if value is not None}
     meanings = measure_meanings(folder, frozen, result["phases"])
     by_prompt = read_json(folder / "ppo" / "held_out.json", HELD_OUT) or {}
-    first, *later = result["phases"].values()
-    origin = first.get("reused_from", str(folder.resolve())) if later else None
+    phases = [*result["phases"].values()]
+    origin = phases[0].get("reused_from", str(folder.resolve())) if phases[1:] else None
     return ComparedRun(folder, keys, known, starts, meanings, by_prompt, origin)
 
 
