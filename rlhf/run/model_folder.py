@@ -56,8 +56,8 @@ def save_model(
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    base = {} if base_model is None else {"base_model": base_model}
-    header = ModelCardData(library_name="transformers", tags=["rlhf"], **base).to_yaml()
+    data = ModelCardData(library_name="transformers", tags=["rlhf"], base_model=base_model)
+    header = data.to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")
     with replace_folder_atomically(folder) as building:
