@@ -25,7 +25,7 @@ TITLES = ("objective", "exactly right", "score", "KL, nats")
 
 def runs_of(folder: Path) -> list[ComparedRun]:
     """Return the runs of a scenario, by their seeds."""
-    return sorted((read_compared_run(path) for path in folder.iterdir()), key=lambda run: run.seed)
+    return sorted((read_compared_run(path) for path in folder.iterdir()), key=lambda run: run.seeds)
 
 
 def told(first: list[ComparedRun], other: list[ComparedRun], title: str) -> bool:

@@ -24,12 +24,12 @@ class RunPrompts(NamedTuple):
         if config.data.source is not Source.synthetic:
             raise SystemExit(f"{run_dir}: only a run with data=synthetic has a judge")
         divided = divide_over_phases(
-            load_datasets(config.data, seed=config.seed),
+            load_datasets(config.data, seed=config.data_seed),
             split=config.data.split,
             eval_share=config.data.eval_share,
-            seed=config.seed,
+            seed=config.data_seed,
         )
-        found = blend_datasets(divided[Phase.ppo], seed=config.seed)
+        found = blend_datasets(divided[Phase.ppo], seed=config.data_seed)
         train, held_out = (
             [record.prompt for record in records if record.prompt is not None]
             for records in (found.train, found.eval)

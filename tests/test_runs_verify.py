@@ -2,7 +2,7 @@
 
 import json
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,29 @@ from rlhf import replay
 from rlhf.base.errors import RewardError, RlhfError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import RewardKind, Source
-from rlhf.config.freeze import load_run
+from rlhf.config.freeze import load_run, to_run_config, write_command
+from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.jobs import launch_command
+from rlhf.jobs.launch_command import Job
 from rlhf.replay import ReplayComparison
 from rlhf.run.console import Console
 from rlhf.runs import verify
 from rlhf.runs.__main__ import main
 from rlhf.runs.bundle import import_bundle, write_bundle
 from rlhf.runs.registry import FoundRun
-from rlhf.runs.verify import CHECKS, COMPUTING, CheckedRun, CheckState, doubts_of, read_checked_run
+from rlhf.runs.verify import (
+    CHECKS,
+    COMPUTING,
+    CheckedRun,
+    CheckState,
+    check_command,
+    doubts_of,
+    read_checked_run,
+)
 from rlhf.runtime.worker import run_phases
 from tests.cheats import CHEATS, copy_run, edit_json, forge_answers, forge_hashes, swap_seed
+from tests.conftest import Compose
 from tests.documents import read_document
 
 Capture = pytest.CaptureFixture[str]
@@ -132,6 +144,25 @@ def test_files_that_the_run_was_given_are_compared(run: Path, capsys: Capture) -
     data.unlink()
     (each,) = doubts_of(CHECKS["inputs"], checked(run))
     assert each.state is CheckState.unknown
+
+
+def test_a_relative_path_of_the_command_is_the_whole_one_of_the_run(
+    tmp_path: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any folder, since the run has stored the whole path."""
+    (tmp_path / "mine.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    words = ["data=local", "data.path=[./mine.jsonl]", "data.template=plain"]
+    words.append("data.eval_path=other.jsonl")
+    config = to_run_config(compose([*words[:3], f"data.eval_path={tmp_path}/others.jsonl"]))
+    run = CheckedRun(tmp_path, store_whole_paths(config), {}, "", 1, 0, trusts_code=False)
+    write_command(words, tmp_path)
+    job = Job(compose(words), words, is_plan=True)
+    monkeypatch.setattr(launch_command, "compose_job", lambda *_: nullcontext(job))
+    for place in (tmp_path, Path("/")):
+        monkeypatch.chdir(place)
+        found = [each.place for each in check_command(run) if each.state is CheckState.differs]
+        assert found == ["config.yaml, data.eval_path"]
 
 
 def test_a_damaged_file_differs_and_hides_nothing(run: Path) -> None:

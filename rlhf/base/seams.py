@@ -314,7 +314,7 @@ class HooksSeam(Protocol):
 class ModelsSeam(Protocol):
     """``models``: changes how models are built, optimized, checked and saved.
 
-    Used by average, distillation, ensembles, fused_layers, lora and trunk.
+    Used by average, distillation, ensembles, fused_layers and lora.
     """
 
     def extend_model(
@@ -346,11 +346,6 @@ class ModelsSeam(Protocol):
         all weights.
         """
 
-    def complete_reward_model(
-        self, scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
-    ) -> nn.Module:
-        """Return the reward model of a finished run with these ``keys``, built on ``scorer``."""
-
     def build_reward_trainer(
         self, context: RunContext, steps: list[PairStep], pairs: Dataset
     ) -> RewardTrainer:
@@ -358,9 +353,6 @@ class ModelsSeam(Protocol):
 
     def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise an error if a model of the option has other tokens than the run's ``tokenizer``."""
-
-    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
-        """Raise an error if a model of ``phases`` lacks layers that the option's keys require."""
 
 
 class KeysSeam(Protocol):
@@ -401,6 +393,14 @@ class RulesSeam(Protocol):
 
         Used by branches and ptx.
         """
+
+    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
+        """Raise an error if a model of ``phases`` lacks layers that the option's keys require."""
+
+    def complete_reward_model(
+        self, scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
+    ) -> nn.Module:
+        """Return the reward model of a finished run with these ``keys``, built on ``scorer``."""
 
     def reward_warnings(self, config: RunConfig) -> Iterator[str]:
         """Yield a warning for each doubtful part of ``rewards``; printed before any training."""

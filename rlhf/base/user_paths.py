@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
@@ -35,6 +36,21 @@ def expand_user_path(name: str | Path, *, key: str) -> Path:
     ):
         path.stat()
     return path
+
+
+def whole_path(name: Any) -> Any:
+    """Return the absolute path of an existing file or folder if ``name`` is its relative path.
+
+    Links are resolved, since runs/latest moves on; only a file's name is kept, which tells its
+    format. Of a list, each item is replaced. Other values, such as hub ids, are returned unchanged.
+    """
+    if isinstance(name, list):
+        return [whole_path(each) for each in name]
+    with suppress(OSError, ValueError):  # too long, or no path at all
+        path = Path(name if isinstance(name, str) and name else "/")
+        if not path.is_absolute() and path.exists():
+            return str(path.resolve() if path.is_dir() else path.parent.resolve() / path.name)
+    return name
 
 
 def read_user_text(path: Path) -> str:

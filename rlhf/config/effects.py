@@ -36,6 +36,9 @@ class Effect(NamedTuple):
         return self.at_resume is not AtResume.fixed
 
 
+OF_VALUE = ("bound", "limit", "is_place")  # facts of a field that its groups do not have
+
+
 @cache
 def effects_by_key() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema; groups have no entry."""
@@ -56,7 +59,7 @@ def _iterate_effects(
     """
     types = get_type_hints(schema)
     for field in fields(schema):
-        own = {fact: x for fact, x in field.metadata.items() if fact not in ("bound", "limit")}
+        own = {fact: x for fact, x in field.metadata.items() if fact not in OF_VALUE}
         name, facts = prefix + field.name, {**inherited, **own}
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.trust import remember
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import expand_user_path, relative_to_cwd, whole_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
 from rlhf.config.hydra_errors import (
@@ -40,6 +41,7 @@ from rlhf.config.hydra_errors import (
     interpolation_error,
     schema_types,
     shorten,
+    to_hydra_override,
     type_of_key,
     unknown_key_error,
 )
@@ -83,9 +85,19 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the overrides of the command that started a run to ``run_dir``."""
-    command = shlex.join(["python", "launch.py", *overrides])
+    """Write the overrides of the command that started a run, without links, to ``run_dir``."""
+    command = shlex.join(["python", "launch.py", *map(_word_to_repeat, overrides)])
     write_text_atomically(run_dir / COMMAND, command + "\n")
+
+
+def _word_to_repeat(override: str) -> str:
+    """Return an override as it was typed, with the folder that runs/latest stands for now."""
+    typed = override.removeprefix("++")  # which to_hydra_override adds to a mapping
+    override = typed if to_hydra_override(typed) == override else override
+    key, _, value = override.partition("=")
+    path = whole_path(value)
+    is_linked = path not in (value, os.path.abspath(value))
+    return f"{key}={relative_to_cwd(Path(path))}" if is_linked else override
 
 
 def load_frozen_config(run_dir: Path) -> RunConfig:
@@ -177,7 +189,8 @@ def apply_resume_overrides(
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
-            if kept.get(leaf) != asked.get(leaf) and not effect_of(leaf).resume_may_change
+            if kept.get(leaf) not in (value := asked.get(leaf), whole_path(value))
+            and not effect_of(leaf).resume_may_change
         ]
         if changed and _key_of(override) != "resume":
             again = f"from_run={cfg.get('resume')} {override.input_line}"

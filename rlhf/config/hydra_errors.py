@@ -177,7 +177,8 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     if not value and following and not re.match(r"-|.*=", following[0]):
         value = following[0]
     name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
-    close = [name] if name in keys else suggested_keys(name, keys)
+    own = own_keys_by_foreign_key().get(name) or [name]
+    close = own if name in keys else suggested_keys(name, keys)
     close = close or list(filter(None, [nearest_name(name, keys)]))
     full = (each if "=" in each else f"{each}=VALUE" for each in close)
     meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]
@@ -297,6 +298,9 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
     found = [each for each in error.options if each.startswith(option)]
     if group == "model" and found:
         return ConfigError(f"{wrong}; did you mean {' or '.join(found)}?")
+    if group == "model":
+        path = f"{key.rpartition('@')[2]}.path={option}"
+        hint += f"; if it is a model of the hub, write {key}=pretrained {path}"
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
     if group == "hardware":
@@ -334,8 +338,11 @@ def _composition_error(error: HydraException, overrides: Sequence[str]) -> Confi
     if found := re.match(r"Multiple values for ([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{found[1]}=")), found[1])
         return ConfigError(f"{word}: the group is chosen already; write {word.lstrip('+')}")
-    if found := re.match(r"Ambiguous value for argument '([^']+)'", reason):
-        return ConfigError(f"{found[1]}: for a run with each of these values, add -m")
+    swept = r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'"
+    if found := re.match(swept, reason):
+        both = "; for both in one run, tracking=wandb tracking.tensorboard=true"
+        hint = both if found[1].startswith("tracking=") else ""
+        return ConfigError(f"{found[1]}: for a run with each of these values, add -m{hint}")
     if isinstance(cause, OmegaConfBaseException):
         where = reason or "a ${...} in a file that this command chose"
         reason = f"{where}: {_first_line(str(cause))}"

@@ -268,7 +268,8 @@ def copy_keys_of_source_run(
     Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
     and the whole pipeline mean the same. The reward model is not reused if the command's rewards
     replace it. Micro-batch sizes, which change no result, come from this command, or from the
-    command of the finished run.
+    command of the finished run. A seed in the command is that of the phases that this run trains;
+    the data keep the seed of the finished run.
 
     Raises:
         CheckpointError: if ``source`` is not the directory of a run.
@@ -287,7 +288,8 @@ def copy_keys_of_source_run(
             f"command says so: read that code, then add {words}"
         )
     fixed = [key for key in inherited if source_run_determines(key) and key not in consent]
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for override in parsed:
         node = f"{override.package or override.key_or_group}."
         if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):
             groups = dict.fromkeys(key.partition(".")[0] for key in fixed)
@@ -305,6 +307,9 @@ def copy_keys_of_source_run(
             is_own = OmegaConf.select(cfg, key) is not None or key not in typed
             if key in fixed or not is_own:
                 OmegaConf.update(cfg, key, OmegaConf.select(composed, key), merge=False)
+        if not any(override.key_or_group == "seed" for override in parsed):
+            cfg.seed = frozen.seed
+        cfg.data.seed = frozen.data_seed if frozen.data_seed != cfg.seed else None
         cfg.from_run = str(source)
         order = [*taken, *(phase for phase in asked if phase not in taken)]
         cfg.phase.order = [phase.value for phase in order]
@@ -342,6 +347,9 @@ def describe_differences_from_source(config: RunConfig) -> list[str]:
     changes = [
         f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
         for key, value in ours.items()
-        if value != theirs.get(key, value) and effects_by_key()[key].at_resume is AtResume.fixed
+        for effect in [effects_by_key()[key]]
+        if value != theirs.get(key, value)
+        and effect.at_resume is AtResume.fixed
+        and not effect.is_inherited
     ]
     return [f"{last}, unlike in {source}: {', '.join(changes)}"] if changes else []

@@ -24,6 +24,7 @@ from rlhf.config.freeze import (
     write_frozen_config,
 )
 from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
+from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, complete_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
@@ -40,6 +41,7 @@ from rlhf.runtime.rendezvous import rank_from_environment
 
 def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
+    completed = completed._replace(config=store_whole_paths(completed.config))
     config, stopped = completed.config, completed.stopped
     if stopped is None:
         return _begin_new_run(completed, job)

@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -28,6 +28,7 @@ from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import print_traceback
+from rlhf.base.versions import installed_version
 from rlhf.config.choices import PlanMode
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import to_run_config
@@ -52,7 +53,7 @@ from rlhf.jobs.sweep_command import (
     use_temporary_plan_folder,
 )
 from rlhf.jobs.sweep_jobs import end_with_parent
-from rlhf.run.metric_table import METRICS, MetricInfo
+from rlhf.run.metric_table import METRICS, OTHER_NAMES, MetricInfo
 from rlhf.runtime.rendezvous import unset_pod_variables
 
 # The DeepSpeed launcher appends this argument, which Hydra cannot read.
@@ -94,6 +95,9 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
+    if "--version" in typed:
+        sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
+        sys.exit(0)
     refuse_unknown_flags(typed)
     if leads:
         print_help(typed, definitions.with_name("conf"))
@@ -194,28 +198,42 @@ def set_up_process() -> None:
 def print_help(words: Sequence[str], conf: Path) -> None:
     """Print the entries that the words after ``--help`` name, and exit; without a word, return.
 
-    The printed values are from the configuration that the other ``words`` compose from ``conf``.
+    The printed values are from the configuration that the other ``words`` compose from ``conf``. If
+    all words are overrides, their keys and options are printed.
 
     Raises:
-        ConfigError: if nothing has such a name.
+        ConfigError: if nothing has such a name, or the overrides cannot be composed.
     """
     flags, _ = get_args_parser().parse_known_args(list(words))
-    asked = [word for word in flags.overrides if not word.partition("=")[2]]
-    if not flags.help or not asked:
+    if not flags.help or not flags.overrides:
         return
+    asked = [word for word in flags.overrides if not word.partition("=")[2]]
+    given = [word for word in flags.overrides if word not in asked]
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
-        config = to_run_config(compose("config", [w for w in flags.overrides if w not in asked]))
+        cfg = compose("config", [word for word in given if not word.startswith("sweep=")])
+        for key in OmegaConf.missing_keys(cfg):
+            OmegaConf.update(cfg, key, "VALUE")
+        config = to_run_config(cfg)
     entries = {
         **dict(_describe_keys(RunConfig, config, config)),
         **dict(_describe_group_options(conf)),
     }
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
-    for word in asked:
-        for name in (found := matching_names(word, entries)):
+    for word in asked or [_name_of_override(word, entries) for word in given]:
+        if word in OTHER_NAMES:
+            sys.stdout.write(f"{word} of another program is here:\n")
+        for name in (found := matching_names(OTHER_NAMES.get(word, word), entries)):
             first, _, rest = entries[name].partition("\n")
             text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")
             sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(found) <= MOST_WHOLE else ""))
     sys.exit(0)
+
+
+def _name_of_override(word: str, entries: Container[str]) -> str:
+    """Return the name of the entry on an override: GROUP=OPTION, or the key."""
+    key, _, value = word.lstrip("+~").partition("=")
+    option = f"{key.partition('@')[0]}={value}"
+    return option if option in entries else key
 
 
 def matching_names(word: str, names: Iterable[str]) -> list[str]:
@@ -255,8 +273,11 @@ def _describe_keys(
 
 
 def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(conf.glob("*/**/*.yaml")):
-        group, _, option = path.relative_to(conf).with_suffix("").as_posix().partition("/")
+    """Yield each option of a group, and each sweep, with the comment that begins its file."""
+    places = {path: path.relative_to(conf) for path in sorted(conf.glob("*/**/*.yaml"))}
+    sweeps = sorted(conf.with_name("sweeps").glob("*.yaml"))
+    for path, place in (places | {path: Path("sweep", path.name) for path in sweeps}).items():
+        group, _, option = place.with_suffix("").as_posix().partition("/")
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[2:] for line in takewhile(lambda line: line.startswith("#"), lines)]
         told = [line for line in comments if not line.startswith(("@", "python "))]

@@ -109,7 +109,7 @@ def complete_reward_model(
         CheckpointError: if the folder does not hold the members that ``keys`` require.
     """
     model: nn.Module = scorer
-    for complete in hooks_of("models", "complete_reward_model"):
+    for complete in hooks_of("rules", "complete_reward_model"):
         model = complete(model, source, keys)
     return model
 

@@ -53,6 +53,7 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
     held_out = HeldOutPrompts.from_phase(context, phase_of_dpo_prompts(context.parts))
     total_steps = num_phase_steps(context.config, Phase.dpo, examples=len(data.train))
     trainer = DpoTrainer(context, total_steps=total_steps)
+    context.opened.callback(trainer.close)
     checkpoints = Checkpoints(context, Phase.dpo, {"policy": trainer.policy})
     if not checkpoints.is_resumed:
         checkpoints.results = _evaluate_answers(context, trainer, held_out, "before")
@@ -80,14 +81,8 @@ def run_dpo(context: RunContext) -> dict[str, Any]:
         source=policy_source(context.config),
         what="A language model after DPO.",
     )
-    trainer.close()
-    return result | {
-        **measured,
-        "kl_to_reference": result["kl_after"],
-        "steps": checkpoints.step,
-        "seconds": checkpoints.elapsed_seconds,
-        "peak_memory_gib": peak_memory_gib(context.ranks),
-    }
+    result |= {**measured, "kl_to_reference": result["kl_after"], **checkpoints.totals()}
+    return result | {"peak_memory_gib": peak_memory_gib(context.ranks)}
 
 
 def _evaluate_answers(

@@ -75,6 +75,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     train, held_out = reward_pairs(context)
     lengths = train["length"][:]
     trainer = build_trainer(context, train)
+    context.opened.callback(trainer.close)
     checkpoints = Checkpoints(context, Phase.reward, trainer.engines)
     if config.eval_every and not checkpoints.is_resumed:
         checkpoints.log_held_out(trainer.evaluate(held_out).metrics())
@@ -114,9 +115,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
             answers=False,
             write_more=trainer.build_extra_writer(after),
         )
-    trainer.close()
-    took = {"steps": checkpoints.step, "seconds": checkpoints.elapsed_seconds}
-    return measured | trainer.results(after) | took
+    return measured | trainer.results(after) | checkpoints.totals()
 
 
 def _judge_and_group_results(
@@ -145,7 +144,7 @@ def _judge_and_group_results(
         pairs: defaultdict[str, list[Record]] = defaultdict(list)
         for record in records:
             assert record.prompt is not None
-            made = judge.minimal_pairs(record.prompt, seed=config.seed)
+            made = judge.minimal_pairs(record.prompt, seed=config.data_seed)
             for kind, (right, flawed) in made.items():
                 pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
         found["best_possible_accuracy"] = judge.expected_gold_accuracy(records)

@@ -41,6 +41,7 @@ def run_sft(context: RunContext) -> dict[str, Any]:
     data = phase_tokens(context, Phase.sft)
     total_steps = num_phase_steps(context.config, Phase.sft, examples=len(data.train))
     trainer = SftTrainer(context, total_steps=total_steps)
+    context.opened.callback(trainer.engine.close)
     checkpoints = Checkpoints(context, Phase.sft, {"model": trainer.engine})
     if not checkpoints.is_resumed:
         checkpoints.results["before"] = trainer.evaluate(data.eval)
@@ -71,13 +72,10 @@ def run_sft(context: RunContext) -> dict[str, Any]:
         source=trainer.source,
         what="A language model after supervised fine-tuning.",
     )
-    trainer.engine.close()
     return {
         "perplexity_before": checkpoints.results["before"]["sft/eval_perplexity"],
         "perplexity_after": after["sft/eval_perplexity"],
-        "steps": checkpoints.step,
-        "seconds": checkpoints.elapsed_seconds,
-    }
+    } | checkpoints.totals()
 
 
 class SftTrainer:

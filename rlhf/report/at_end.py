@@ -36,6 +36,8 @@ def report_on_exit(run_dir: Path) -> Iterator[None]:
 
 
 def _print_summary(run_dir: Path, console: Console) -> None:
+    from rlhf.report.charts import read_run_files
+    from rlhf.report.first_screen import read_verdict
     from rlhf.report.summary import print_summary
 
     result = read_run_result(run_dir)
@@ -43,6 +45,7 @@ def _print_summary(run_dir: Path, console: Console) -> None:
         done = {phase: read_phase_result(run_dir, phase) for phase in finished_phases(run_dir)}
         result = {"objective": math.nan, "phases": done, "versions": {}}
     if result is not None:
+        console.say(read_verdict(read_run_files(run_dir)).text)
         print_summary(console, result, run_dir)
 
 

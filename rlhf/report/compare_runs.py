@@ -142,7 +142,8 @@ def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> 
 
 
 def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
-    """Yield sentences on what was tried, how to read verdicts, and what is not compared and why."""
+    """Yield sentences on doubtful runs, what was tried, verdicts, and what is not compared."""
+    yield from filter(None, (describe_doubts(n, each) for n, each in enumerate(settings, 1)))
     tried, tests = found.tried, found.num_tests
     if tried.num_settings > 1:
         names = " and ".join(place.name for place in tried.places)
@@ -168,6 +169,14 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
         yield (
             "Fewer than three seeds tell nothing about a difference and have no interval: give "
             "seed=1,2,3 or more."
+        )
+    numbers = [n for n, setting in enumerate(settings, 1) if setting.shared_origins()]
+    if numbers:
+        named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
+        yield (
+            f"Seeds of setting {', '.join(map(str, numbers))} share the phases before the last, of "
+            f"{named}: their spread is that of the last phase alone. Another SFT or reward model "
+            "may differ by more than ± says."
         )
     if shares := [d.prompt_share for d in found.differences.values() if d.prompt_share is not None]:
         yield (
@@ -271,10 +280,12 @@ def sweep_page(
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     found = compare_with_first(settings, tried)
-    verdict = Headline(unlike, is_doubtful=True) if unlike else _headline(done, found, study)
-    doubts = list(_doubts_of_runs(done[0][1]) if done else ())
-    if doubts:
-        verdict = Headline(f"{verdict.text}; its runs have reasons to doubt them", is_doubtful=True)
+    verdict = Headline(unlike, is_doubtful=True, has_best=False)
+    if not unlike:
+        verdict = _headline(done, found, study)
+    if done and describe_doubts(done[0][0] + 1, done[0][1]):
+        told = f"{verdict.text}; its runs have reasons to doubt them"
+        verdict = verdict._replace(text=told, is_doubtful=True)
     return render_template(
         "sweep.html",
         scripts=["sweep.js"],
@@ -282,9 +293,9 @@ def sweep_page(
         verdict=verdict,
         place=f"{place}, without {', '.join(left_out)}" if left_out else place,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
-        tiles=[] if study or unlike or not done[1:] else [*_tiles(done, found)],
+        tiles=[*_tiles(done, found)] if verdict.has_best and done[1:] and not study else [],
         is_ranked=not unlike,
-        notes=[*doubts, *note_lines(settings, found)],
+        notes=list(note_lines(settings, found)),
         **_tables_and_charts(done, found, study),
     )
 
@@ -302,7 +313,8 @@ def _headline(
     objectives = {setting.estimates()["objective"].mean for _, setting in done}
     equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
     if reason := DOUBTS[""] if "" in others else equal:
-        return Headline(f"{reason}: none of {len(done)} settings is best", is_doubtful=True)
+        text = f"{reason}: none of {len(done)} settings is best"
+        return Headline(text, is_doubtful=True, has_best=False)
     number, best = done[0]
     name = _short_name(best)
     reached = f"{goal} {best.reached_text('objective')}"
@@ -361,9 +373,10 @@ def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
         yield Tile(f"KL, {whose} → best", before, after, "nats from the model before PPO")
 
 
-def _doubts_of_runs(best: Setting) -> Iterator[str]:
+def describe_doubts(number: int, setting: Setting) -> str:
+    """Return a sentence on the runs of a setting that have reasons to doubt them; "" for none."""
     doubted = {}
-    for run in best.finished_runs():
+    for run in setting.finished_runs():
         lines = [alarm.line for alarm in read_alarms(run.folder)]
         if (result := read_run_result(run.folder)) is not None:
             gain = read_gain(result["phases"])
@@ -371,12 +384,13 @@ def _doubts_of_runs(best: Setting) -> Iterator[str]:
             lines += find_doubts(result["phases"], read_metric_series(run.folder))
         if lines:
             doubted[run.folder.name] = lines[0]
-    if doubted:
-        name, line = next(iter(doubted.items()))
-        yield (
-            f"{len(doubted)} of {len(best.runs)} runs of the first setting have reasons to doubt "
-            f"them; {name}: {line}"
-        )
+    if not doubted:
+        return ""
+    name, line = next(iter(doubted.items()))
+    return (
+        f"{len(doubted)} of {len(setting.runs)} runs of setting {number} have reasons to doubt "
+        f"them; {name}: {line}"
+    )
 
 
 def _objective_title(found: SettingsComparison) -> str:

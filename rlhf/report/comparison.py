@@ -55,6 +55,7 @@ DEFAULTS_OF_PART = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(RewardTerm)
 }
+SEEDS = ("seed", "data.seed")  # keys in which runs of one setting may differ
 MOST_KEYS = 4  # most keys that a sentence names
 RESULTS = ("result.json", "metrics.jsonl")  # a run without these files has shown nothing yet
 
@@ -96,15 +97,18 @@ class ComparedRun(NamedTuple):
     """What a measure means, by title; measures without an entry mean the same in every run."""
     by_prompt: Mapping[str, Mapping[str, Sequence[float | None]]] = {}
     """Values of the held-out prompts "before" and "after" PPO, by name; {} if none are stored."""
+    origin: str | None = None
+    """Run that trained the phases before the last; None: this run has finished no such phase."""
 
     @property
-    def seed(self) -> int:
-        """Return the seed of the run."""
-        return int(self.keys["seed"])
+    def seeds(self) -> tuple[int, int]:
+        """Return the seeds of the run and of its data."""
+        seed, of_data = self.keys["seed"], self.keys.get("data.seed")
+        return int(seed), int(seed if of_data is None else of_data)
 
 
 class Setting(NamedTuple):
-    """Runs that differ only in their seed; ``values`` has the keys in which settings differ."""
+    """Runs that differ only in their seeds; ``values`` has the keys in which settings differ."""
 
     values: Mapping[str, Any]
     runs: list[ComparedRun]
@@ -120,6 +124,11 @@ class Setting(NamedTuple):
     def finished_runs(self) -> list[ComparedRun]:
         """Return the runs that have a result."""
         return [run for run in self.runs if run.measures]
+
+    def shared_origins(self) -> list[str]:
+        """Return the runs whose earlier phases several finished runs of the setting share."""
+        origins = Counter(run.origin for run in self.finished_runs() if run.origin is not None)
+        return [origin for origin, count in origins.items() if count > 1]
 
     def reached_text(self, title: str) -> str:
         """Return a measure before training, if it is known, and its mean after it, as text."""
@@ -189,14 +198,16 @@ def read_compared_run(folder: Path) -> ComparedRun:
     known = {title: value for title, value in measures.items() if value is not None}
     meanings = measure_meanings(folder, frozen, result["phases"])
     by_prompt = read_json(folder / "ppo" / "held_out.json", HELD_OUT) or {}
-    return ComparedRun(folder, keys, known, starts, meanings, by_prompt)
+    phases = [*result["phases"].values()]
+    origin = phases[0].get("reused_from", str(folder.resolve())) if phases[1:] else None
+    return ComparedRun(folder, keys, known, starts, meanings, by_prompt, origin)
 
 
 def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
-    """Group runs whose keys are equal except for the seed; keep the order of the runs.
+    """Group runs whose keys are equal except for SEEDS; keep the order of the runs.
 
     Of a part of ``rewards`` that only some runs have, the defaults are not shown. If two runs have
-    the same seed too, for example before and after an edit of the code, the second run gets a
+    the same seeds too, for example before and after an edit of the code, the second run gets a
     setting of its own, with repeat=2.
     """
     names = dict.fromkeys(key for run in runs for key in run.keys)
@@ -204,7 +215,7 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     settings: dict[str, Setting] = {}
     seen: Counter[str] = Counter()
     for run in runs:
-        values = {key: run.keys[key] for key in varied if key in run.keys and key != "seed"}
+        values = {key: run.keys[key] for key in varied if key in run.keys and key not in SEEDS}
         for key in [key for key in values if _is_default_of_part(key, values[key])]:
             if any(key not in each.keys for each in runs):
                 del values[key]
@@ -341,7 +352,7 @@ def find_tried(
     tried = group_runs_by_setting([ComparedRun(run, keys[run], {}) for run in asked])
     first = min(asked, key=start_time)
     baseline = next((each.runs[0].folder for each in settings if each.finished_runs()), first)
-    one, other = (keys[run] | {"seed": ""} for run in (first, baseline.resolve()))
+    one, other = (keys[run] | dict.fromkeys(SEEDS, "") for run in (first, baseline.resolve()))
     count = max(len(tried), len(settings))  # a run that is named twice is two settings
     return Tried(count, places, not is_whole_folder and one != other)
 

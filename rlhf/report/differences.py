@@ -238,8 +238,8 @@ def variance_over_prompts(pair: RunPair, title: str) -> float | None:
 
 
 def _seed_pairs(first: Setting, other: Setting) -> list[RunPair]:
-    """Return pairs of finished runs with the same seed; [] if there are too few such pairs."""
-    ours, theirs = ({run.seed: run for run in each.finished_runs()} for each in (first, other))
+    """Return pairs of finished runs with the same seeds; [] if there are too few such pairs."""
+    ours, theirs = ({run.seeds: run for run in each.finished_runs()} for each in (first, other))
     common = sorted(ours.keys() & theirs.keys())
     is_paired = len(common) > 1 or ours.keys() == theirs.keys()
     return [(ours[seed], theirs[seed]) for seed in common] if is_paired else []
@@ -254,8 +254,8 @@ def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Set
     if title == "objective" and "gold" in titles:
         return True
     runs = [run for setting in settings for run in setting.runs if title in run.measures]
-    values = {(run.seed, run.measures[title]) for run in runs}
-    return title in OF_EARLIER_PHASES and len(values) == len({run.seed for run in runs})
+    values = {(run.seeds, run.measures[title]) for run in runs}
+    return title in OF_EARLIER_PHASES and len(values) == len({run.seeds for run in runs})
 
 
 def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:

@@ -22,6 +22,7 @@ from rlhf.run.results import read_phase_result
 from rlhf.run.step_alarms import first_divergence, read_alarms
 
 PLACES = ("run_dir", "resume")
+TOO_FAR = ("kl_runaway", "duplicates", "entropy_collapse")  # alarms: more steps would not help
 OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a data set of the hub
 OF_ALL_DATA = (  # keys that make sense with any data
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
@@ -62,13 +63,15 @@ def suggest_commands(run_dir: Path) -> list[str]:
         if keys.get("from_run") is None or not any(map(source_run_determines, override)):
             lines += [f"  # the same run, {change}", _launch_command(typed, override)]
             break
+    reads_columns = any(re.fullmatch(r"rewards\..+\.columns", key) and keys[key] for key in keys)
     has_own_data = any(re.fullmatch(OWN_DATA, _override_key(word)) for word in typed)
-    if source not in (Source.local, Source.environment) and not has_own_data:
+    is_given = has_own_data or reads_columns  # the columns that rewards read are of this data
+    if source not in (Source.local, Source.environment) and not is_given:
         lines += [
             "  # learn from your own examples",
             _launch_command(_drop_data_overrides(typed), {"data": "local", "data.path": "FILE"}),
         ]
-    return [lines[0], *(f"  {line.strip()}" for line in lines[1:])]
+    return [lines[0], *(f"  {line.strip()}" for line in lines[1:])] if lines[1:] else []
 
 
 def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -89,7 +92,9 @@ def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
     result = read_phase_result(run_dir, "ppo") or {}
     gain = read_gain({"ppo": result})
     unmoved = ("no measurable change", "no change at any prompt")
-    if gain is not None and gain.word in unmoved and gain.score is None and "steps" in result:
+    is_far = any(alarm.name in TOO_FAR for alarm in read_alarms(run_dir))
+    has_stayed = gain is not None and gain.word in unmoved and gain.score is None and not is_far
+    if has_stayed and "steps" in result:
         yield "for twice as many steps", {"ppo.steps": str(2 * result["steps"])}
     yield "held closer to the reference", {"ppo.kl_ctl": f"{2 * keys['ppo.kl_ctl'] or 0.1:g}"}
 

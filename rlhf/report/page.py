@@ -45,6 +45,7 @@ class Headline(NamedTuple):
 
     text: str
     is_doubtful: bool | None  # None: there is no result yet, and nothing that alarms
+    has_best: bool = True  # False, of settings: none of them is the best
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:

@@ -181,7 +181,8 @@ def rank_by_change(pairs: Sequence[AnswersToPrompt]) -> ChangedAnswers:
     changes = [0.0 if None in (first, last) else last - first for first, last in ends]
     higher, lower = sum(each > 0 for each in changes), sum(each < 0 for each in changes)
     same = len(pairs) - higher - lower
-    ranked = sorted(range(len(pairs)), key=lambda place: -abs(changes[place]))
+    is_same = [first["response"] == last["response"] for first, last in pairs]
+    ranked = sorted(range(len(pairs)), key=lambda place: (-abs(changes[place]), is_same[place]))
     told = f"by {name}, {higher} higher, {lower} lower, {same} the same"
     return ChangedAnswers([pairs[place] for place in ranked], told)
 

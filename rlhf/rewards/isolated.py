@@ -191,9 +191,9 @@ def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
 
 def _build_scorer(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
     """Return the ``ScoreFunction`` of a part, and the names of its criteria, if it has criteria."""
+    if part.kind in KINDS:
+        build: Callable[[RewardTerm], ScoreFunction] = KINDS[part.kind]
+        return build(part), []
     options: Iterator[RewardsSeam] = modules_of("rewards")
-    for option in options:
-        if option.KIND is part.kind:
-            return option.build(part, run_dir)
-    build: Callable[[RewardTerm], ScoreFunction] = KINDS[part.kind]
-    return build(part), []
+    option = next(each for each in options if each.KIND is part.kind)
+    return option.build(part, run_dir)

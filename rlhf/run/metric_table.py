@@ -31,6 +31,12 @@ GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     for title, group in TABLE.items()
 }
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
+# Our metric for each name of another program.
+OTHER_NAMES: Mapping[str, str] = {
+    name: ours
+    for ours, names in read_yaml_beside(__file__, "other_metrics.yaml").items()
+    for name in names
+}
 
 
 def documented_name(name: str) -> str:

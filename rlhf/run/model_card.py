@@ -33,7 +33,8 @@ CORRUPTED = """
 - Its reward was corrupted on purpose (`kind: bias`), to study reward hacking: use it for nothing
   else."""
 LONGEST = 100  # maximum number of characters of an example's question or prompt
-QUESTION = re.compile(r"\bHuman:\s*((?:(?!Human:).)+?)\s*Assistant:\s*\Z", re.DOTALL)
+# A prompt of a single turn: the last question of a conversation is not understood alone.
+QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
 
 
 def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> str:
@@ -107,7 +108,7 @@ def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[st
         places[f"{phase} of"] = None if origin == given else origin
     for what, place in places.items():
         if place is not None:
-            yield what, "/".join(Path(str(place)).parts[-2:])
+            yield what, _format_value(str(place))
 
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
@@ -147,6 +148,8 @@ def _format_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
+    if isinstance(value, str) and value.startswith("/"):  # who gets the card has other folders
+        return "/".join(Path(value).parts[-2:])
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -160,7 +163,7 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
     With a chat template the example passes a message, otherwise the prompt itself.
     """
     if has_chat_template:
-        found = [match[1] for prompt in prompts if (match := QUESTION.search(prompt))]
+        found = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
         question = _quote_shortest_text(found, "Your question")
         argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
     else:

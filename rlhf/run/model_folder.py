@@ -48,11 +48,16 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     *,
     description: str,
+    base_model: str | None = None,
 ) -> None:
-    """Write a Hugging Face folder: files from ``write(folder)``, tokenizer and model card."""
+    """Write a Hugging Face folder: files from ``write(folder)``, tokenizer and model card.
+
+    The hub links the model to ``base_model``, a hub id.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
-    header = ModelCardData(library_name="transformers", tags=["rlhf"]).to_yaml()
+    data = ModelCardData(library_name="transformers", tags=["rlhf"], base_model=base_model)
+    header = data.to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")
     with replace_folder_atomically(folder) as building:

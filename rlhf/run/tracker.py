@@ -20,9 +20,10 @@ class Token(NamedTuple):
 
     text: str
     kl: float  # nats: log p of the policy minus log p of the reference
-    value: float  # the critic's value before the token; 0 without a critic
-    advantage: float  # GAE, before whitening; 0 without a critic
-    reward: float  # the score at the last token, minus the KL penalty; 0 without a critic
+    # None without a critic:
+    value: float | None = None  # the critic's value before the token
+    advantage: float | None = None  # GAE, before whitening
+    reward: float | None = None  # the score at the last token, minus the KL penalty
 
 
 class Sample(NamedTuple):
@@ -37,6 +38,7 @@ class Sample(NamedTuple):
     gold_parts: Mapping[str, float] | None = None  # ratings of a judge, if there is one
     messages: Sequence[Mapping[str, str]] | None = None  # role and text; None: one response
     model: str = "actor"  # the policy that answered; "actor_ema" and others only at the end
+    weights_step: int | None = None  # step of its weights if it is earlier (checkpoint.load_best)
 
 
 class Tracker:

@@ -293,16 +293,18 @@ class FileTracker(Tracker):
         for sample in samples:
             line = {"phase": phase, "step": step, **sample._asdict()}
             parts, tokens, said = (line.pop(each) for each in ("gold_parts", "tokens", "messages"))
+            if line["weights_step"] is None:
+                del line["weights_step"]
             if said is not None:
                 line["turns"] = said
             if parts is not None:
                 line |= {"gold": parts["gold"]}
                 line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}
             line["token_texts"] = [token.text for token in tokens]
-            line["token_kl"] = [round(token.kl, 3) for token in tokens]
-            line["token_values"] = [round(token.value, 3) for token in tokens]
-            line["token_advantages"] = [round(token.advantage, 3) for token in tokens]
-            line["token_rewards"] = [round(token.reward, 3) for token in tokens]
+            for name in ("kl", "values", "advantages", "rewards"):
+                numbers = [getattr(token, name.removesuffix("s")) for token in tokens]
+                if None not in numbers:  # otherwise it was not computed
+                    line[f"token_{name}"] = [round(number, 3) for number in numbers]
             self._write("samples.jsonl", line)
 
     def alert(self, alarm: Alarm) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import re
 import secrets
@@ -158,12 +159,22 @@ def check_command(run: CheckedRun) -> Doubts:
     with compose_job(words, LAUNCHER.with_name("conf")) as job:
         asked = values_by_key(build_new_config(job._replace(resume=None)))
     for key, value in values_by_key(run.config).items():
-        if key != "run_dir" and not effect_of(key).resume_may_change and value != asked.get(key):
+        is_same = value == asked.get(key) or _is_whole_path_of(value, asked.get(key))
+        if key != "run_dir" and not effect_of(key).resume_may_change and not is_same:
             is_typed = any(f"{key}.".startswith(each) for each in typed)
             text = f"{value}, and the command with conf/ gives {asked.get(key)}"
             yield Doubt(
                 f"config.yaml, {key}", text, CheckState.differs if is_typed else CheckState.unknown
             )
+
+
+def _is_whole_path_of(value: Any, asked: Any) -> bool:
+    """Return True if ``asked`` is a relative path that means ``value`` in some folder."""
+    if isinstance(value, list) and isinstance(asked, list) and len(value) == len(asked):
+        return all(a == b or _is_whole_path_of(a, b) for a, b in zip(value, asked, strict=True))
+    if not isinstance(value, str) or not isinstance(asked, str) or not value.startswith("/"):
+        return False
+    return value.endswith("/" + re.sub(r"^(\.\./)+", "", os.path.normpath(asked)))
 
 
 def check_leaks(run: CheckedRun) -> Doubts:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -197,7 +198,9 @@ def run_phase(
 
     def train() -> dict[str, Any]:
         reset_peak_memory(ranks)
-        result = runner(replace(context, phase_started=time.monotonic()))
+        with ExitStack() as opened:
+            started = time.monotonic()
+            result = runner(replace(context, phase_started=started, opened=opened))
         result |= compare_phase_with_plan(run_dir, phase, result["seconds"], ranks)
         if lines := {line for each in ranks.all_gather(replaced_kernels()) for line in each}:
             result["replaced_kernels"] = sorted(lines)

@@ -43,7 +43,7 @@ def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawData
     keep |= {values[key]: key for key in hooks_of("keys", "COLUMN", config) if values[key]}
     datasets = load_datasets(
         config.data,
-        seed=config.seed,
+        seed=config.data_seed,
         keep=keep,
         change=learn_last_answer if learns_last else None,
     )
@@ -60,7 +60,7 @@ def divide_datasets(
     Raises:
         DataError: if the data is not divisible, or a phase cannot use its part.
     """
-    data, seed = config.data, config.seed
+    data, seed = config.data, config.data_seed
     divided = divide_over_phases(datasets, split=data.split, eval_share=data.eval_share, seed=seed)
     parts = {phase: blend_datasets(of_sets, seed=seed) for phase, of_sets in divided.items()}
     _describe_parts(parts, config, say)

@@ -65,3 +65,9 @@ def test_other_errors_are_not_explained(error: Exception) -> None:
 )
 def test_values_that_hydra_reads_otherwise_are_rewritten(word: str, read: str) -> None:
     assert to_hydra_override(word) == read
+
+
+def test_a_sweep_over_a_choice_names_the_flag() -> None:
+    error = HydraException("Sweep parameters 'ppo.kl_ctl=choice(0.1,0.2)' requires --multirun")
+    told = "ppo.kl_ctl=choice(0.1,0.2): for a run with each of these values, add -m"
+    assert str(explain_hydra_error(error, [])) == told

@@ -13,6 +13,8 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
+from rlhf.options.phase_store.phase_store import shared_phases
+from rlhf.runtime.run_data import load_phase_data
 from tests.conftest import Compose
 
 TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
@@ -53,13 +55,35 @@ def test_what_the_finished_run_does_not_determine(
 
 
 @pytest.mark.parametrize(
-    "word", ["seed=2", "sft.lr=1", "model=opt_125m", "+model.architecture.rope_theta=1"]
+    "word", ["data.seed=2", "sft.lr=1", "model=opt_125m", "+model.architecture.rope_theta=1"]
 )
 def test_what_the_finished_run_determines_is_refused(
     word: str, compose: Compose, source: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"the run determines seed, model, reward_model, sft, "):
+    with pytest.raises(ConfigError, match=r"the run determines model, reward_model, sft, "):
         taken(compose, source, word)
+
+
+def test_another_seed_keeps_the_data_of_the_finished_run(compose: Compose, source: Path) -> None:
+    """Also if this run is started from in its turn; the phases that it trains take the seed."""
+    first, again = taken(compose, source), taken(compose, source, "seed=1")
+    assert (first.seed, first.data_seed) == (1, 1)
+    assert again == first
+    other = taken(compose, source, "seed=2")
+    assert (other.seed, other.data_seed) == (2, 1)
+    parts = [load_phase_data(config, [].append) for config in (first, other)]
+    assert parts[0] == parts[1]
+    assert load_phase_data(replace(first, seed=2), [].append) != parts[0]
+    write_frozen_config(other, source)
+    seeds = [taken(compose, source, *words) for words in ([], ["seed=3"], ["seed=1"])]
+    assert [(each.seed, each.data_seed) for each in seeds] == [(2, 1), (3, 1), (1, 1)]
+
+
+def test_a_phase_after_one_of_another_seed_is_not_shared(compose: Compose, source: Path) -> None:
+    """Its hash has the seed of this run only, and the SFT model is of another."""
+    own = taken(compose, source, "reuse.phases=always")
+    assert shared_phases(own) == [Phase.sft, Phase.reward]
+    assert shared_phases(taken(compose, source, "reuse.phases=always", "seed=2")) == []
 
 
 @pytest.mark.parametrize(
@@ -89,6 +113,8 @@ def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
     assert "micro_batch" not in line
     again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
     assert describe_differences_from_source(again) == []
+    (line,) = describe_differences_from_source(replace(again, seed=2))
+    assert line.endswith(": seed=2 instead of 1")
 
 
 BRIEF = "+rewards.brief={kind: length, most: 12}"

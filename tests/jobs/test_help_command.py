@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
@@ -16,7 +17,8 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs import launch_command
 from rlhf.jobs.launch_command import matching_names, print_help
-from rlhf.run.metric_table import METRICS
+from rlhf.run import metric_table
+from rlhf.run.metric_table import METRICS, OTHER_NAMES
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -51,7 +53,7 @@ def test_every_option_has_a_title() -> None:
     options = dict(launch_command._describe_group_options(CONF))
     groups = {name for name in get_type_hints(RunConfig) if (CONF / name).is_dir()}
     named = {name.partition("=")[0] for name in options}
-    assert named == groups | {"experiment"} - {"reward_model"}
+    assert named == groups | {"experiment", "sweep"} - {"reward_model"}
     assert "experiment=dsc/opt_13b" in options
     untitled = {name for name, entry in options.items() if not entry.partition("\n")[0].strip()}
     assert not untitled
@@ -106,5 +108,38 @@ def test_names_match_by_beginning_then_by_part() -> None:
 
 
 def test_without_a_word_hydra_prints_its_help() -> None:
-    print_help(["--help", "seed=1"], CONF)
+    print_help(["--help"], CONF)
     print_help(["ppo.kl_ctl"], CONF)
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        ("experiment=grpo", "experiment=grpo  Group-relative advantages"),
+        ("model@reward_model=opt_125m", "model=opt_125m  "),
+        ("ppo.kl_ctl=0.5", "ppo.kl_ctl = 0.5  (a number, 0 or more; "),
+        ("sweep=clip_range", "sweep=clip_range  Does the clip range matter"),
+        ("data=local data.split", "data.split = [2.0,4.0,4.0]  "),
+        ("objective/kl", "objective/kl of another program is here:\nppo/kl_to_reference  ("),
+    ],
+)
+def test_what_is_typed_alone_is_explained(
+    words: str, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(*words.split())
+    assert capsys.readouterr().out.startswith(begins)
+
+
+def test_metrics_of_other_programs_are_metrics_here() -> None:
+    """Each name once, none of them ours; the table in docs/elsewhere.md has the same meanings."""
+    assert set(OTHER_NAMES.values()) <= METRICS.keys()
+    assert not OTHER_NAMES.keys() & METRICS.keys()
+    listed = read_yaml_beside(metric_table.__file__, "other_metrics.yaml")
+    assert len(OTHER_NAMES) == sum(map(len, listed.values()))
+    page = (CONF.parent / "docs/elsewhere.md").read_text()
+    rows = re.findall(r"^\| `([^|]+)` \|(.+)\| `([a-z_]+/[a-z_]+)` \|", page, re.MULTILINE)
+    assert len(rows) >= 10
+    for first, rest, ours in rows:
+        for name in [first, *re.findall("`([^`]+)`", rest)]:
+            for each in name.split("`, `"):
+                assert OTHER_NAMES[each] == ours, each

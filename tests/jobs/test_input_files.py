@@ -1,18 +1,30 @@
 """A resumed run reads the data that it began with; a preset's size is not a user's file's."""
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
-from rlhf.base.errors import DataError
-from rlhf.config.freeze import INPUTS
+from rlhf.base.errors import ConfigError, DataError
+from rlhf.config.freeze import (
+    INPUTS,
+    apply_resume_overrides,
+    load_frozen_config,
+    read_command,
+    write_command,
+)
+from rlhf.config.hydra_errors import schema_types
+from rlhf.config.schema.data import DatasetConfig
+from rlhf.config.schema.keys import store_whole_paths
+from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.job import begin_run
-from rlhf.jobs.launch_command import Job
+from rlhf.jobs.launch_command import Job, field_docstrings
 from tests.plan.planned import Compose, run_of
 
 WORDS = ["experiment=smoke", "data=local", "data.path=mine.jsonl", "hardware.dtype=fp32"]
@@ -88,6 +100,48 @@ def test_another_file_under_the_same_name_is_refused(
     monkeypatch.chdir(folder / "elsewhere")
     with pytest.raises(DataError, match="resume in the folder in which the run began"):
         check_input_hashes(config, folder)
+
+
+def test_a_run_resumes_in_any_folder(
+    compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stores whole paths; the words that began it still mean the same in its own folder."""
+    (folder / "1").mkdir()
+    (folder / "1" / "a.jsonl").write_text(row("chosen"))
+    (folder / "latest").symlink_to("1")
+    typed = [*WORDS[:2], "data.path=[latest/a.jsonl,mine.jsonl]", "data.eval_path=null", *WORDS[3:]]
+    typed += ["reward.groups_path=groups.json", "data.cache_dir=1", "run_dir=run", "plan=off"]
+    begin_run(CompletedConfig(run_of(compose, *typed)), Job(compose(typed), typed))
+    stored = load_frozen_config(folder / "run")
+    assert stored.data.path == [str(folder / "1" / "a.jsonl"), str(folder / "mine.jsonl")]
+    assert stored.reward.groups_path == str(folder / "groups.json")
+    assert stored.data.cache_dir == str(folder / "1")
+    assert store_whole_paths(apply_resume_overrides(stored, compose(typed), typed)) == stored
+    monkeypatch.chdir(folder / "val")
+    check_input_hashes(stored, folder / "run")
+    with pytest.raises(ConfigError, match="which resume cannot change"):
+        apply_resume_overrides(stored, compose(typed), typed)
+
+
+def test_a_command_names_the_run_that_a_link_stood_for(folder: Path) -> None:
+    (folder / "runs" / "1").mkdir(parents=True)
+    (folder / "runs" / "latest").symlink_to("1")
+    words = ["seed=2", "from_run=runs/latest", "data.path=./mine.jsonl", "model.path=a/b", "x="]
+    write_command(words, folder)
+    assert read_command(folder) == [words[0], "from_run=runs/1", *words[2:]]
+
+
+def test_each_key_that_names_a_file_is_stored_as_a_whole_path() -> None:
+    """Except names of files in a folder that another key names, or that the run itself makes."""
+    schemas = {RunConfig, DatasetConfig, RewardTerm}
+    schemas |= {kind for kind in schema_types().values() if is_dataclass(kind)}
+    others = {"run_dir", "resume", "from_run", "files", "export", "upload", "tensorboard", "sealed"}
+    for schema in schemas:
+        for field in fields(schema):
+            text = field_docstrings(schema).get(field.name, "")
+            says = re.search(r"\b([Ff]iles?|[Ff]older)\b(?! RUN_DIR)", text.partition(";")[0])
+            names = says and field.type not in ("bool", "Source") and field.name not in others
+            assert bool(names) <= field.metadata.get("is_place", False), f"{schema} {field.name}"
 
 
 def test_changed_code_is_said(

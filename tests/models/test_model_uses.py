@@ -10,7 +10,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import build_members
-from rlhf.options.trunk.models import SharedTrunk
+from rlhf.options.trunk.shared_trunk import SharedTrunk
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer

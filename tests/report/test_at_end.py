@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,14 @@ def test_neither_summary_nor_page_takes_the_other_along(
     printed = end(run_dir, capsys)
     assert f"warning: {warns}" in printed
     assert stays in printed
+
+
+def test_the_terminal_begins_with_the_verdict_of_the_page(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = end(run_dir, capsys).splitlines()[0]
+    assert first.endswith(" to doubt it")
+    assert f">{first}</p>" in unescape((run_dir / "report.html").read_text())
 
 
 def test_a_diverged_run_says_since_when(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,21 @@ def test_runs_that_differ_in_the_seed_are_one_setting() -> None:
     assert stored["settings"][0]["unfinished"] == ["0.2-3"]
 
 
+def test_seeds_of_one_sft_and_reward_model_are_one_setting_and_say_so() -> None:
+    """Seeds are paired only if the data have the same seed too."""
+    own = [run(0.1, seed, gold=seed) for seed in (1, 2, 3)]
+    child = [
+        each._replace(keys=each.keys | {"data.seed": 1 if seed > 1 else None}, origin="runs/R")
+        for seed, each in enumerate(own, 1)
+    ]
+    (shared,) = group_runs_by_setting(child)
+    assert (shared.label, [each.seeds for each in shared.runs]) == ("all", [(1, 1), (2, 1), (3, 1)])
+    both = [Setting({}, own), shared._replace(values={})]
+    assert estimate_difference(*both, "gold").estimate.size == 6, "not pairs"
+    (told,) = (line for line in note_lines(both, compare_with_first(both)) if "share" in line)
+    assert told.startswith("Seeds of setting 2 share the phases before the last, of runs/R: ")
+
+
 def test_a_part_that_one_run_has_is_shown_without_its_defaults() -> None:
     part = {"kind": "length", "weight": 1.0, "most": 6, "least": 0, "files": [], "pattern": None}
     with_part = {f"rewards.brief.{name}": value for name, value in part.items()}

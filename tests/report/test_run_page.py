@@ -178,7 +178,7 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     assert tiles[1:3] == [("score", "0.500", "0.500"), ("KL, nats", "", "1")]
     assert ">share of the answers without a mistake; 700 held-out prompts</dd>" in text
     changed = text.partition("Answers before and after")[2].partition("<h2>PPO</h2>")[0]
-    told = "3 of the 700 held-out prompts are sampled: by gold, 1 higher, 1 lower, 1 the same;"
+    told = "3 of the 700 held-out prompts have samples: by gold, 1 higher, 1 lower, 1 the same;"
     assert told in changed
     assert re.findall(r"<h3>(\d)", changed) == ["1", "2", "0"], "the largest change first"
     main = text.partition("<h2>PPO</h2>")[2].partition("</section>")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,23 @@ def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
     assert [line for line in lines if "ppo." in line] == [f"python launch.py {change}"]
 
 
+def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path) -> None:
+    result = {"steps": 56, "score_before": 1, "score_after": 2, "score_gain_ci": [-0.5, 0.6]}
+    (run_dir / "ppo/result.json").write_text(json.dumps(result))
+    alarm = {"phase": "ppo", "step": 3, "name": "duplicates", "metric": "ppo/same_response_share"}
+    text = json.dumps(alarm | {"value": 0.9, "advice": "Raise it."})
+    (run_dir / "alarms.jsonl").write_text(text + "\n")
+    assert "  python launch.py ppo.kl_ctl=0.6" in suggest_commands(run_dir)
+
+
+def test_nothing_to_type_has_no_heading(run_dir: Path) -> None:
+    """A reward model alone on data of the user."""
+    (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: local}\n")
+    for name in ("ppo", "sft"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+    assert suggest_commands(run_dir) == []
+
+
 def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     typed = "experiment=smoke data=hh data.size=9 'ppo.kl_ctl=0.3' 'name=my run' run_dir=runs/mine"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
@@ -238,7 +256,8 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
 
 
 def test_the_model_is_asked_a_question_of_the_run(run_dir: Path) -> None:
-    prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: two words\n\nAssistant:", "x" * 200]
+    prompts = ["\n\nHuman: a\n\nAssistant: b\n\nHuman: and?\n\nAssistant:", "x" * 200]
+    prompts.append("\n\nHuman: two words\n\nAssistant:")
     line = {"phase": "ppo", "step": 0, "response": ""}
     samples = [json.dumps(line | {"prompt": prompt}) for prompt in prompts]
     (run_dir / "samples.jsonl").write_text("\n".join(samples) + "\n")

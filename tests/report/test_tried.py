@@ -196,7 +196,7 @@ def test_a_large_difference_is_found_among_many() -> None:
     draws, told = random.Random(2), 0
     for _ in range(40):
         settings = equal_settings(draws, 9, 8)
-        better = [a_run(5, run.seed, gold=run.measures["gold"] + 4) for run in settings[5].runs]
+        better = [a_run(5, run.seeds[0], gold=run.measures["gold"] + 4) for run in settings[5].runs]
         settings[5] = settings[5]._replace(runs=better)
         found = compare_with_first(settings, Tried(27))
         told += found.verdict(5, "gold") == "higher"
@@ -252,7 +252,7 @@ def test_prompts_explain_a_share_of_the_variance_over_seeds() -> None:
     assert share(*theirs[:2], with_prompts(theirs[2], [3.0, None])) is None, "not finite"
     assert share(*theirs[:2], with_prompts(theirs[2], [3.0, 4.0, 5.0])) is None, "more prompts"
     assert share(*theirs[:2], a_run(1, 2, gold=4.0)) is None, "no file"
-    strangers = [run._replace(keys={"seed": run.seed + 5}) for run in theirs]
+    strangers = [run._replace(keys={"seed": run.seeds[0] + 5}) for run in theirs]
     assert share(*strangers) is None, "no pairs"
     golds = ((run, run.measures["gold"]) for run in theirs)
     assert share(*(with_prompts(run, [gold - 9, gold + 9]) for run, gold in golds)) == 1.0

@@ -37,3 +37,5 @@ def test_a_model_folder_holds_what_was_written_the_tokenizer_and_a_card(tmp_path
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert card.endswith("# ppo/actor\n\nWhat it is.\n")
+    save_model(folder, write, tokenizer, description="What it is.", base_model="org/base")
+    assert (folder / "README.md").read_text().startswith("---\nbase_model: org/base\nlibrary_name:")

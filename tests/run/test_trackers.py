@@ -91,6 +91,16 @@ def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:
     assert lines == [plain, plain | {"gold": 0.0, "gold_parts": {"exact": 0.0, "polite": 0.5}}]
 
 
+def test_a_sample_line_has_no_number_that_was_not_computed(tmp_path: Path) -> None:
+    tracker = FileTracker(tmp_path, [].append)
+    bare = SAMPLE._replace(tokens=[Token(" r", 0.25)], weights_step=2)
+    tracker.samples("ppo", 6, [bare], steps=6)
+    tracker.finish()
+    line = json.loads((tmp_path / "samples.jsonl").read_text())
+    assert [key for key in line if key.startswith("token_")] == ["token_texts", "token_kl"]
+    assert (line["step"], line["weights_step"]) == (6, 2)
+
+
 def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
     states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
     tracker = FileTracker(tmp_path, [].append)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Phase
-from rlhf.config.schema.keys import ABOVE_0, SECONDS, key
+from rlhf.config.schema.keys import ABOVE_0, SECONDS, AtResume, key
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -31,11 +31,11 @@ class CheckpointKeys:
     """Latest checkpoints that are kept; the best one is kept beside them."""
     keep_finished: bool
     """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
-    best: str | None = key(affects=phases_that_measure_best)
+    best: str | None = key(affects=phases_that_measure_best, at_resume=AtResume.fixed)
     """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
-    load_best: bool = key(affects=phases_that_measure_best)
+    load_best: bool = key(affects=phases_that_measure_best, at_resume=AtResume.fixed)
     """End the phase of the metric with its best checkpoint instead of the last step."""
-    patience: int | None = key(ABOVE_0, affects=phases_that_measure_best)
+    patience: int | None = key(ABOVE_0, affects=phases_that_measure_best, at_resume=AtResume.fixed)
     """End the phase after this many evaluations in a row without a new best; null: never."""
     stop_after: str | None
     """Step after which the run stops with a checkpoint, such as ppo/40; resume continues it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DatasetConfig:
     """Keys of one of the datasets in data.sets, which are blended."""
 
-    path: str
+    path: str = key(is_place=True)
     """File, folder or hub id of the dataset."""
     subset: str | None = None
     """Configuration name of the hub dataset; null: the dataset's default."""
@@ -47,16 +47,18 @@ class DataKeys:
 
     source: Source
     """synthetic: the generated task; local: files or folders; hub: Hugging Face datasets."""
-    path: Any
+    path: Any = key(is_place=True)
     """File, folder or hub id; a list blends several. null if data is generated or named in sets."""
     sets: dict[str, DatasetConfig] = key(unread=GENERATED)
     """Datasets to blend, each under a name; requires path=null."""
-    eval_path: Any = key(unread=GENERATED)
+    eval_path: Any = key(unread=GENERATED, is_place=True)
     """Held-out examples, one entry per entry of path; null: the data's own, or a share of path."""
     eval_share: float = key(BETWEEN_0_AND_1)
     """Share of each phase's examples to hold out if the data has no held-out examples."""
     split: list[float]
     """Proportions of SFT, reward (also DPO) and PPO; phases that do not run get none."""
+    seed: int | None = key(AT_LEAST_0)
+    """Seed of the division over phases, generated examples and label noise; null: the seed."""
     size: int = key(AT_LEAST_0)
     """Examples to generate; with other sources, the number that plans assume (0: read the data)."""
     subset: str | None = key(unread=GENERATED)
@@ -75,7 +77,7 @@ class DataKeys:
     """plain: Human and Assistant; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
-    cache_dir: str = key(affects=NO_PHASE, is_inherited=False)
+    cache_dir: str = key(affects=NO_PHASE, is_inherited=False, is_place=True)
     """Folder that keeps tokenised data between runs."""
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.user_paths import whole_path
 from rlhf.config.choices import Phase
 
 
@@ -117,6 +118,7 @@ def key(
     is_inherited: bool | None = None,
     unread: Sequence[Unread] | None = None,
     limit: Limit | None = None,
+    is_place: bool | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
@@ -127,6 +129,7 @@ def key(
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect; () for a key of a group that has rules.
         limit: what the key limits in a loss, for ``rlhf.gradients``.
+        is_place: whether the key names files or folders; a run stores their whole paths.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -137,6 +140,7 @@ def key(
         "is_inherited": is_inherited,
         "unread": unread,
         "limit": limit,
+        "is_place": is_place,
     }
     return field(
         default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}
@@ -164,6 +168,23 @@ def _iterate_bounds(config: Any, prefix: str = "") -> Iterator[tuple[str, Bound,
             for entry, one in value.items():
                 if is_dataclass(one):
                     yield from _iterate_bounds(one, f"{name}.{entry}.")
+
+
+def store_whole_paths(config: Any) -> Any:
+    """Return ``config``, a schema dataclass, with whole paths in the keys that name a place."""
+    changes: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if "is_place" in each.metadata:
+            changes[each.name] = whole_path(value)
+        elif is_dataclass(value):
+            changes[each.name] = store_whole_paths(value)
+        elif isinstance(value, dict):
+            changes[each.name] = {
+                name: store_whole_paths(entry) if is_dataclass(entry) else entry
+                for name, entry in value.items()
+            }
+    return replace(config, **changes)
 
 
 def format_value(value: Any, *, keeps_unset: bool = False) -> str:

@@ -56,11 +56,11 @@ class ModelConfig:
     init: ModelInit
     """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT
     model, and gold: no reward model, but the judge of the synthetic task."""
-    path: str | None = key(unread=[PRETRAINED])
+    path: str | None = key(unread=[PRETRAINED], is_place=True)
     """Hugging Face model folder or hub id; null if init is not pretrained."""
     revision: str | None = key(unread=[PRETRAINED])
     """Hub revision of path; null: the newest."""
-    tokenizer: str | None = key(unread=[OWN])
+    tokenizer: str | None = key(unread=[OWN], is_place=True)
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
     end_token: str | None = key(unread=[OWN])
     """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens

@@ -59,7 +59,7 @@ class RewardTermKeys:
     expression ends."""
     whole: bool = False
     """kind=pattern: the expression must match the whole response."""
-    json_schema: str | None = None
+    json_schema: str | None = key(default=None, is_place=True)
     """kind=json: file of the JSON schema of a response; null: any JSON."""
     least: int = key(AT_LEAST_0, default=0)
     """kind=length: fewest response tokens with the full score."""

@@ -91,7 +91,7 @@ class LauncherConfig:
 
     dry_run: bool
     """Print the command that would start the ranks, then stop."""
-    hostfile: str | None
+    hostfile: str | None = key(is_place=True)
     """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
     master_addr: str | None
     """Address of the first node; null: found automatically."""
@@ -143,8 +143,8 @@ class RunKeys:
 
     name: str = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Name of the run; its directories are in runs/<name>/."""
-    seed: int = key(AT_LEAST_0, affects=EVERY_PHASE, is_inherited=True)
-    """Seed of every random stream."""
+    seed: int = key(AT_LEAST_0, affects=EVERY_PHASE)
+    """Seed of every random stream (of the data: data.seed); with from_run by default that run's."""
     run_dir: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     """Directory of this run; null: runs/<name>/<timestamp>."""
     resume: str | None = key(affects=NO_PHASE, at_resume=AtResume.fixed)
@@ -183,6 +183,11 @@ class RunKeys:
 @dataclass(kw_only=True)
 class RunConfig(OptionGroups, RunKeys):
     """The whole configuration of one run."""
+
+    @property
+    def data_seed(self) -> int:
+        """Return the seed of the examples and their division."""
+        return self.seed if self.data.seed is None else self.data.seed
 
     @property
     def token_limit_after_prompt(self) -> tuple[str, int]:

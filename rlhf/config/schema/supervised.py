@@ -126,7 +126,7 @@ class RewardKeys(PairsConfig):
     single responses with a score."""
     group_pairs: bool = key(unread=[OF_PAIRS])
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
-    groups_path: str | None
+    groups_path: str | None = key(is_place=True)
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
 
     @property

@@ -48,7 +48,7 @@ class ZeroKeys:
     """Keep the reference's shards in the host's memory; stage 3."""
     offload_reward: bool
     """Keep the reward model's shards in the host's memory; stage 3."""
-    nvme_path: str | None
+    nvme_path: str | None = key(is_place=True)
     """Folder on an NVMe drive for offloaded states and weights; null: host memory; stage 3."""
     quantize_weights: bool
     """All-gather weights as int8 (ZeRO++ qwZ); stage 3 on GPUs."""

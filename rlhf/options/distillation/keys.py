@@ -13,7 +13,7 @@ COLUMN = "ppo.teacher_prompt_column"
 class DistillationKeys:
     """Keys of the group ``ppo`` for teachers."""
 
-    teacher_path: str | None
+    teacher_path: str | None = key(is_place=True)
     """Model folder or hub id of a teacher, which is the reference of the KL penalty; null: none."""
     teacher_prompt_column: str | None
     """Column of the data with the prompt that a teacher reads, such as the prompt with a hint. The

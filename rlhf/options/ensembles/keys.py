@@ -18,6 +18,7 @@ from rlhf.config.schema.keys import (
     needs,
 )
 
+MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
 OWN_SHARE = 4  # by default, 1 / OWN_SHARE of all layers are a further member's own
 
 

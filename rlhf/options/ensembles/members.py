@@ -27,13 +27,12 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import dtypes_in_file, require_finite_weights, require_float_dtypes
 from rlhf.options import RewardConfig
 from rlhf.options.ensembles.combined_scores import combine_scores, disagreement
-from rlhf.options.ensembles.keys import CombineName
+from rlhf.options.ensembles.keys import MEMBERS_FILE, CombineName
 from rlhf.phases.shared.scoring import ResponseScores, WholeSequences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
 OFFSETS = "offsets"  # tensor in MEMBERS_FILE that is subtracted from the members' values
 
 

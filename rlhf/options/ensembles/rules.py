@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.batches import examples_per_step
 from rlhf.config.choices import Phase
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_reward_model, stage_of
+from rlhf.config.roles import (
+    SHARDED_WEIGHTS,
+    Role,
+    has_reward_model,
+    reward_model_base,
+    stage_of,
+)
 from rlhf.config.schema.run import RunConfig
+from rlhf.options.ensembles.keys import MEMBERS_FILE, CombineName
+
+if TYPE_CHECKING:
+    from rlhf.models.language_model import Scorer
+    from rlhf.models.sources import ModelSource
+    from rlhf.options.ensembles.members import Ensemble
 
 
 def check(config: RunConfig) -> None:
@@ -35,3 +50,35 @@ def num_added_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     if phase is not Phase.reward:
         return 0
     return math.ceil(examples * config.reward.member_epochs / examples_per_step(config, phase))
+
+
+def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if the reward model has too few layers, or its layers' names are unknown."""
+    if Phase.reward not in phases:
+        return
+    from rlhf.models.language_model import Scorer  # imports torch
+    from rlhf.options.ensembles.members import build_members
+    from rlhf.phases.shared.model_checks import build_weightless_model
+
+    key, base = reward_model_base(config)
+    if scorer := build_weightless_model("AutoModelForSequenceClassification", key, base):
+        build_members(Scorer(scorer), config.reward, seeds=())
+
+
+def complete_reward_model(
+    scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
+) -> Scorer | Ensemble:
+    """Return the reward model of a run with these ``keys``: ``scorer``, or an ensemble with it.
+
+    An older run has no key for members. A folder with members needs the keys of an ensemble.
+    """
+    members = keys.get("reward.members", 1)
+    if members == 1 and not (Path(source.path or "") / MEMBERS_FILE).is_file():
+        return scorer
+    from rlhf.options.ensembles.members import Combination, load_ensemble
+
+    combination = Combination()
+    if "reward.members" in keys:
+        name = CombineName(keys["reward.combine"])
+        combination = Combination(members, name, keys["reward.uncertainty_coef"])
+    return load_ensemble(scorer, source, combination)

@@ -11,11 +11,10 @@ from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import load_run
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import record_of_observation
-from rlhf.options.environments.interface import EnvironmentPool, Reply
-from rlhf.options.environments.process_pool import build_pool
 
 if TYPE_CHECKING:
     from rlhf.chat.talker import Talker
+    from rlhf.options.environments.interface import EnvironmentPool, Reply
     from rlhf.rollout.sampling import SamplingSettings
 
 
@@ -32,6 +31,8 @@ def play_episode(
     Raises:
         ConfigError: if the run has no environment, or the environment cannot be made.
     """
+    from rlhf.options.environments.process_pool import build_pool  # not for runs without episodes
+
     config, total = load_run(run_dir), 0.0
     if not config.environment.is_used:
         raise ConfigError(

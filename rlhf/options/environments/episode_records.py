@@ -27,14 +27,14 @@ MANY = 2**31  # all seeds are smaller, because some packages take signed 32-bit 
 def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
     """Return the records of each phase, one per episode, divided by data.split.
 
-    Each episode has its own seed, which depends on the run's seed.
+    Each episode has its own seed, which depends on the seed of the run's data.
 
     Raises:
         ConfigError: if the run has an SFT phase, and the environment has no expert.
         DataError: if an episode fails, or a phase gets too few episodes.
     """
     data, environment, order = config.data, config.environment, config.phase.order
-    seeds = Random(f"episodes {config.seed}").sample(range(MANY), data.size)
+    seeds = Random(f"episodes {config.data_seed}").sample(range(MANY), data.size)
     parts: dict[Phase, PhaseData] = {}
     with closing(build_pool(environment)) as pool:
         for phase, size in zip(SPLIT_PHASES, apportion(data.size, data.split), strict=True):

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.config.choices import Phase
-from rlhf.config.roles import Role, starting_models
+from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.sources import config_fields
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # those that tests compare with torch
-
-
-def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise CapabilityError if Liger is not installed, or does not fit a model of ``phases``."""
-    if find_spec("liger_kernel") is None:
-        raise CapabilityError(
-            f"fused_layers={config.fused_layers}: the package liger-kernel is not installed; "
-            "pip install 'rlhf[liger]', or use fused_layers=none"
-        )
-    for phase in config.phase.order:
-        for group, model in starting_models(config, phase) if phase in phases else []:
-            if fields := config_fields(model, key=group):
-                require_fitting_layers(fields)
 
 
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ ANSWERS = "verdicts.jsonl"  # file in the run directory with the answers of all 
 class JudgeKeys:
     """Keys of a part of ``rewards`` that a language model scores."""
 
-    rubric: str | None = None
+    rubric: str | None = key(default=None, is_place=True)
     """kind=judge: YAML file with the criteria (examples/rubric.yaml)."""
     model: str | None = None
     """kind=judge: name of the model that the server runs."""

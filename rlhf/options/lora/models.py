@@ -5,7 +5,7 @@ An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (eq
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -25,9 +25,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.models.adapter_folders import ADAPTER
 from rlhf.models.sources import ModelSource
-from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport, LoraRole
+from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport
 from rlhf.phases.shared.exporting import Export
-from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.run.model_folder import tensors_to_save
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = [  # what the core calls
     "adapter_of",
     "change_optimizer_settings",
-    "check_models",
     "extend_model",
     "find_export",
     "find_reference",
@@ -106,15 +104,6 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
     save = partial(save_adapter, base=source.path, revision=source.revision)
     adapter = {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
     return Export(model, engine, adapter, save)
-
-
-def check_models(config: RunConfig, _: Container[Phase]) -> None:
-    """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have."""
-    lora = config.lora
-    if not lora.target_modules or not {LoraRole.sft, LoraRole.actor} & {*lora.roles}:
-        return
-    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
-        add_adapters(policy, lora, seed=0)
 
 
 def add_adapters(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from rlhf.base.errors import ConfigError, refuse_broken_rule
-from rlhf.config.choices import Device, Dtype, ModelInit
+from rlhf.config.choices import Device, Dtype, ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.lora.keys import LoraExport, LoraRole
 
@@ -49,3 +51,15 @@ def _check_adapters(config: RunConfig) -> None:
                 f"lora.roles has {phase}, and {key}.init=random: adapters on random weights learn "
                 "nothing; use lora.roles=[actor,critic], or a pretrained model"
             )
+
+
+def check_models(config: RunConfig, _: Container[Phase]) -> None:
+    """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have."""
+    lora = config.lora
+    if not lora.target_modules or not {LoraRole.sft, LoraRole.actor} & {*lora.roles}:
+        return
+    from rlhf.options.lora.models import add_adapters  # imports torch
+    from rlhf.phases.shared.model_checks import build_weightless_model
+
+    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
+        add_adapters(policy, lora, seed=0)

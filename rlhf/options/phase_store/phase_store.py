@@ -45,8 +45,13 @@ REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
 
 
 def shared_phases(config: RunConfig) -> list[Phase]:
-    """Return the phases of a run that it takes from the store, or puts into it."""
-    if config.reuse.phases is not Reuse.always:
+    """Return the phases of a run that it takes from the store, or puts into it.
+
+    A phase's hash does not tell that the SFT model before it has another seed (``from_run`` with a
+    seed of its own): such a run shares nothing.
+    """
+    has_other_seed = config.from_run is not None and config.data.seed is not None
+    if config.reuse.phases is not Reuse.always or has_other_seed:
         return []
     return [phase for phase in config.phase.order if phase in REUSED]
 

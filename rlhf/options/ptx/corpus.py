@@ -63,7 +63,7 @@ def check_corpus(
     if Phase.ppo not in phases or place is None or not is_quick("data.ptx_path", place):
         return
     if reads_corpus(config.ppo, data):
-        load_ptx_texts(data, seed=config.seed)
+        load_ptx_texts(data, seed=config.data_seed)
 
 
 def build_ptx_blocks(

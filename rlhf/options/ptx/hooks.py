@@ -54,7 +54,7 @@ def load_corpus_blocks(context: RunContext) -> PtxBlocks | None:
         context.parts[Phase.sft],
         context.tokenizer,
         block_tokens=config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1],
-        seed=config.seed,
+        seed=config.data_seed,
         learns=config.ppo.ptx_coef > 0,
     )
 

@@ -31,7 +31,7 @@ class PtxKeys:
 class PtxDataKeys:
     """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
-    ptx_path: str | None = key(affects=ONLY_PPO, is_inherited=False)
+    ptx_path: str | None = key(affects=ONLY_PPO, is_inherited=False, is_place=True)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
     ptx_subset: str | None = key(affects=ONLY_PPO, is_inherited=False, unread=[CORPUS])
     """Configuration name of ptx_path on the hub; null: the dataset's default."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import AdvantageEstimator, Phase
 from rlhf.config.schema.model import refuse_compile
@@ -28,3 +30,18 @@ def check(config: RunConfig) -> None:
         ),
     }
     refuse_broken_rule(broken)
+
+
+def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if the policy has too few layers, or its layers' names are unknown."""
+    if Phase.ppo not in phases:
+        return
+    from rlhf.options.trunk.shared_trunk import SharedTrunk  # imports torch
+    from rlhf.phases.shared.model_checks import build_weightless_model
+
+    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
+        SharedTrunk(
+            policy,
+            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
+            num_value_layers=config.ppo.num_value_layers,
+        )

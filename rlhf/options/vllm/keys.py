@@ -17,7 +17,7 @@ class ServerConfig:
     """Address of a vLLM server of this run's own."""
     timeout_seconds: float = key(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
-    weights_dir: str | None
+    weights_dir: str | None = key(is_place=True)
     """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
 
 

@@ -103,19 +103,23 @@ class PpoEvaluation:
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 
-    def write_samples(self, targets: HeldOutTargets, *, step: int, is_last: bool = False) -> None:
-        """Log answers to a few held-out prompts; if ``is_last``, also by the actor's variants.
+    def write_samples(
+        self, targets: HeldOutTargets, *, step: int, ends_with: int | None = None
+    ) -> None:
+        """Log answers to a few held-out prompts; after the last step also by the actor's variants.
 
-        The last answers come from the weights that PPO ends with, which may be the weights of an
-        earlier step (checkpoint.load_best). Prompts and random numbers are the same at every step,
-        so that answers can be compared.
+        ``ends_with`` is the step of the weights that PPO ends with (checkpoint.load_best); None:
+        more steps follow. Prompts and random numbers are the same at every step, so that answers
+        can be compared.
         """
         context, config = self._context, self._context.config.ppo
         answer = partial(sample_answers, context, self._engine.policy, self._prompts, targets)
         samples = answer(model="actor")
-        for variant in self.variants if is_last else []:
+        for variant in self.variants if ends_with is not None else []:
             with variant.swap_in():
                 samples += answer(model=f"actor_{variant.name}")
+        if ends_with not in (None, step):
+            samples = [sample._replace(weights_step=ends_with) for sample in samples]
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)
 
     def evaluate(self) -> PolicyEvaluation:

@@ -67,6 +67,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     context = replace(context, config=replace(context.config, ppo=config))
     hooks = build_hooks(context.config, context)
     engine = RLHFEngine(context.config, context.ranks)
+    for close in (engine.close, *(hook.close for hook in hooks)):
+        context.opened.callback(close)
     trainer = PPOTrainer(engine, config, hooks)
     loader = PromptLoader(context, data.train)
     evaluation = PpoEvaluation(context, engine, data.eval, hooks)
@@ -98,7 +100,9 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             if step % config.sample_every == 0 and not checkpoints.is_last_step:
                 evaluation.write_samples(trainer.held_out_targets, step=step)
 
-    evaluation.write_samples(trainer.held_out_targets, step=checkpoints.step, is_last=True)
+    evaluation.write_samples(
+        trainer.held_out_targets, step=checkpoints.step, ends_with=checkpoints.models_step
+    )
     result = checkpoints.results | evaluation.evaluate_for_result(
         "after", log=checkpoints.log_held_out
     )
@@ -106,15 +110,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
     for variant in evaluation.variants:
         with variant.swap_in():
             result |= evaluation.evaluate_for_result(f"after_{variant.name}")
-    for hook in hooks:
-        hook.close()
-    engine.close()
-    return result | {
-        "kl_to_reference": result["kl_after"],
-        "steps": checkpoints.step,
-        "seconds": checkpoints.elapsed_seconds,
-        "peak_memory_gib": peak_memory_gib(context.ranks),
-    }
+    result |= {"kl_to_reference": result["kl_after"], **checkpoints.totals()}
+    return result | {"peak_memory_gib": peak_memory_gib(context.ranks)}
 
 
 class Objective(NamedTuple):

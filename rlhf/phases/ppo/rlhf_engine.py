@@ -72,6 +72,9 @@ class RLHFEngine:
     """
 
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()  # each model would draw one
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         choose_kernels(config.hardware.kernels)
@@ -135,7 +138,7 @@ class RLHFEngine:
     def build_critic_export(self) -> Export | None:
         """Build the export that saves the critic as a model; None if the run has no critic."""
         if self.config.ppo.shared_trunk:
-            from rlhf.options.trunk.models import build_trunk_critic_export
+            from rlhf.options.trunk.shared_trunk import build_trunk_critic_export
 
             return build_trunk_critic_export(self.actor, self.tokenizer)
         if self.critic is None:
@@ -172,7 +175,7 @@ class RLHFEngine:
     def _build_models(self) -> PpoModels:
         config = self.config
         if config.ppo.shared_trunk:
-            from rlhf.options.trunk.models import build_trunk_models
+            from rlhf.options.trunk.shared_trunk import build_trunk_models
 
             return build_trunk_models(self)
         policy = build_policy(

@@ -84,6 +84,24 @@ class Checkpoints:
         return self.step > 0
 
     @property
+    def models_step(self) -> int:
+        """Return the step whose models the finished phase has: with checkpoint.load_best the best.
+
+        If no evaluation returned a number, it is the last step.
+        """
+        best = self._best.step
+        return best if self.loads_best and best is not None else self.step
+
+    def totals(self) -> dict[str, Any]:
+        """Return entries of result.json: steps, seconds and, with checkpoint.load_best, the best.
+
+        ``best_value`` is the value of checkpoint.best after the step ``best_step``.
+        """
+        best = {"best_step": self._best.step, "best_value": self._best.value}
+        is_known = self.loads_best and self._best.step is not None
+        return {"steps": self.step, "seconds": self.elapsed_seconds} | (best if is_known else {})
+
+    @property
     def elapsed_seconds(self) -> float:
         """Return the seconds that the phase has taken, in all its attempts."""
         return self._seconds + time.monotonic() - self._context.phase_started
@@ -109,11 +127,10 @@ class Checkpoints:
             self.step += 1
             self._finish_step()
         self._context.heartbeat.stop()
-        best = self._best.step
-        if self.loads_best and best is not None and best != self.step:
-            folder = checkpoint_folder(self._dir, best)
+        if (step := self.models_step) != self.step:
+            folder = checkpoint_folder(self._dir, step)
             _load_engines(self._engines, load_checkpoint(folder, self._context.ranks))
-            self._context.console.say(f"{self.phase}: ends with the models of step {best}")
+            self._context.console.say(f"{self.phase}: ends with the models of step {step}")
 
     def end_after_this_step(self, why: str) -> None:
         """End the phase after the current step."""
@@ -143,7 +160,7 @@ class Checkpoints:
         Raises:
             RlhfError: if checkpoint.most_skipped steps in a row updated no weight.
         """
-        self._log(values)
+        self._log(values, self.step + 1)
         is_skipped = values[f"{self.phase}/skipped_steps"] == optimizer_steps
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
@@ -160,7 +177,7 @@ class Checkpoints:
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
         """
-        self._log(values)
+        self._log(values, self.step + 1)
         reason = self._best.update(values, self.step + 1, is_resting=is_resting)
         if reason is not None and not self._is_over:
             self.end_after_this_step(reason)
@@ -171,18 +188,20 @@ class Checkpoints:
         """Log held-out metrics of the models before the first step, or after the last step.
 
         If ``log_evaluation`` has logged the ``values`` of the last step, only ``more`` is logged.
+        An alarm before the first step ends the run after the first step's checkpoint. After the
+        last step no alarm but not_finite ends the run: the phase saves its models.
         """
         logged = {**({} if self.loads_best and self.step > 0 else values), **(more or {})}
         if logged:
-            self._context.tracker.log(self.phase, self.step, logged)
+            self._log(logged, self.step)
 
-    def _log(self, values: Mapping[str, float]) -> None:
-        """Log metrics of the current step; an alarm ends the run after the step's checkpoint.
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        """Log metrics of ``step``; an alarm ends the run after the next checkpoint.
 
         The alarm not_finite ends the run at once, without a checkpoint of the damaged weights.
         """
         try:
-            self._context.tracker.log(self.phase, self.step + 1, values)
+            self._context.tracker.log(self.phase, step, values)
         except StoppedByAlarmError as error:
             if error.alarm.name == AlarmName.not_finite:
                 raise

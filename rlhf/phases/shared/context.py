@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,7 @@ class RunContext:
     requests: StopRequests = field(default_factory=StopRequests)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     phase_started: float = field(default_factory=time.monotonic)  # by time.monotonic()
+    opened: ExitStack = field(default_factory=ExitStack)  # closed when the phase ends or fails
 
 
 def phase_records(context: RunContext, phase: Phase) -> PhaseData:
@@ -61,7 +63,7 @@ def records_with_label_noise(context: RunContext, phase: Phase) -> PhaseData:
     learners: dict[Phase, PairsConfig] = {Phase.reward: config.reward, Phase.dpo: config.dpo}
     if phase not in learners or not learners[phase].label_noise:
         return part
-    return swap_answers(part, share=learners[phase].label_noise, seed=config.seed)
+    return swap_answers(part, share=learners[phase].label_noise, seed=config.data_seed)
 
 
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:

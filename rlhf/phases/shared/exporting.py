@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf.base.types import Engine
 from rlhf.base.versions import installed_version
+from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
 from rlhf.options import RolloutConfig, hooks_of
@@ -109,7 +110,12 @@ def save_export(
             description += " Pad batches on the right: GPT-2 scores other padding wrongly."
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
-        save_model(folder, export.write, context.tokenizer, description=description)
+        own = context.config.reward_model if folder.parent.name == Phase.reward else None
+        base = own.path if own and own.path else context.config.model.path
+        base = None if base is None or Path(base).exists() or base.count("/") != 1 else base
+        save_model(
+            folder, export.write, context.tokenizer, description=description, base_model=base
+        )
     else:
         export.write(None)
     context.ranks.barrier()

@@ -94,7 +94,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
 
 def require_named_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
-    for check in hooks_of("models", "check_models", config):
+    for check in hooks_of("rules", "check_models", config):
         check(config, phases)
 
 

@@ -207,12 +207,11 @@ def sample_answers(
 def _build_tokens(
     context: RunContext, rollout: Rollout, targets: TokenTargets | None, row: int
 ) -> list[Token]:
-    """Return the tokens of a response, with their KL, values, advantages and rewards."""
+    """Return the tokens of a response and their KL; with ``targets``, all that GAE computes."""
     keep_T = rollout.responses.keep_BT[row]
-    kl_BT = rollout.logprobs_BT - rollout.reference_logprobs_BT
-    zeros_BT = torch.zeros_like(kl_BT)
-    rewards_BT, advantages_BT = targets or (zeros_BT, zeros_BT)
-    columns = (rollout.responses.ids_BT, kl_BT, rollout.values_BT, advantages_BT, rewards_BT)
+    columns = [rollout.responses.ids_BT, rollout.logprobs_BT - rollout.reference_logprobs_BT]
+    if targets is not None:
+        columns += [rollout.values_BT, targets.advantages_BT, targets.rewards_BT]
     ids, *numbers = (column_BT[row][keep_T].tolist() for column_BT in columns)
     texts = [context.tokenizer.decode([each]) for each in ids]
     return [Token(*each) for each in zip(texts, *numbers, strict=True)]

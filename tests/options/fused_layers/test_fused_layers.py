@@ -9,6 +9,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.options.fused_layers import models as fused_layers
+from rlhf.options.fused_layers import rules
 from rlhf.phases.shared.policies import build_policy, build_reference
 from tests.conftest import Compose
 from tests.models_on_disk import save_base, small_tokenizer
@@ -38,17 +39,17 @@ def test_models_that_it_does_not_fit_are_refused(
 ) -> None:
     config = to_run_config(compose([*ON_GPU, *overrides]))
     with pytest.raises(CapabilityError) as caught:
-        fused_layers.check_models(config, [Phase.sft])
+        rules.check_models(config, [Phase.sft])
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_a_missing_package_is_named(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     config = to_run_config(compose([*ON_GPU, "model=llama3.1_8b"]))
-    fused_layers.check_models(config, [*Phase])
-    monkeypatch.setattr(fused_layers, "find_spec", lambda name: None)
+    rules.check_models(config, [*Phase])
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(CapabilityError, match=r"fused_layers=liger.*pip install 'rlhf\[liger\]'"):
-        fused_layers.check_models(config, [*Phase])
+        rules.check_models(config, [*Phase])
 
 
 def test_the_policy_and_its_frozen_reference_have_them(

@@ -11,7 +11,7 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.options.trunk.models import SharedTrunk, build_critic_skeleton, select_critic_state
+from rlhf.options.trunk.shared_trunk import SharedTrunk, build_critic_skeleton, select_critic_state
 from tests.models_on_disk import (
     FAMILIES,
     disturb,

@@ -15,7 +15,7 @@ from rlhf.data.collate import collate_sequences
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
 from rlhf.options.lora.models import AdapterOff
-from rlhf.options.trunk.models import SharedTrunk, TrunkModels
+from rlhf.options.trunk.shared_trunk import SharedTrunk, TrunkModels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels, step_optimizers_together
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.scoring import ModelScores, ResponseLogprobs, WholeSequences

@@ -127,6 +127,57 @@ def test_an_alarm_ends_the_run_with_a_checkpoint_of_its_step(
     assert kept(tmp_path) == steps
 
 
+@pytest.mark.parametrize(
+    ("at", "name", "steps"),
+    [
+        (0, AlarmName.score_against_gold, ["1"]),
+        (4, AlarmName.score_against_gold, None),
+        (4, AlarmName.not_finite, []),
+    ],
+)
+def test_an_alarm_of_the_first_or_the_final_evaluation_loses_no_model(
+    run: Run, tmp_path: Path, at: int, name: AlarmName, steps: list[str] | None
+) -> None:
+    """After the last step the phase goes on to save its models; resume would only repeat it."""
+    phase = run.steady()
+
+    def log(_: str, step: int, values: Any) -> None:
+        if step == at and "sft/eval_loss" in values:
+            raise StoppedByAlarmError(Alarm("sft", at, name, "sft/eval_loss", 1.0, "Lower it."))
+
+    phase._context.tracker.log = log  # type: ignore[method-assign]
+
+    def train() -> None:
+        phase.log_held_out({"sft/eval_loss": 1.0})
+        for _ in phase.steps(4):
+            phase.log_step({"sft/skipped_steps": 0.0})
+        phase.log_held_out({"sft/eval_loss": 1.0})
+
+    if steps is None:
+        train()
+    else:
+        with pytest.raises(StoppedByAlarmError):
+            train()
+        assert kept(tmp_path) == steps
+
+
+def test_the_result_names_the_step_of_the_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "load_state_dict", lambda *_: None, raising=False)
+    monkeypatch.setattr(Model, "load", lambda *_: None, raising=False)
+    assert run.steady().totals().keys() == {"steps", "seconds"}
+    phase = run.steady()
+    phase.loads_best = True
+    steps_of(run, {1: 3.0, 2: 1.5, 3: 2.0}, every=1, total=3)
+    assert run.said == ["sft: ends with the models of step 2"]
+    assert phase.totals() | {"seconds": 0} == {
+        "steps": 3,
+        "seconds": 0,
+        "best_step": 2,
+        "best_value": 1.5,
+    }
+    assert phase.models_step == 2
+
+
 def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:
     """Take steps, evaluated when they ask for it; return the evaluated ones."""
     evaluated = []

@@ -9,7 +9,6 @@ Shapes: B = sequences, S = tokens of whole sequences, N = kept tokens.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from copy import deepcopy
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -19,16 +18,13 @@ from torch import Tensor, nn
 from rlhf.base.errors import ConfigError
 from rlhf.base.metrics import Metrics
 from rlhf.base.types import Engine, LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
-from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.config.schema.run import RunConfig
 from rlhf.models.branch import Branch, find_block_and_tail_paths, record_calls
 from rlhf.models.language_model import logprobs_at, replace_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch
 from rlhf.phases.shared.exporting import Export
-from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.phases.shared.policies import build_policy
 from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
 from rlhf.run.model_folder import tensors_to_save
@@ -63,18 +59,6 @@ def build_trunk_critic_export(trunk: Engine, tokenizer: PreTrainedTokenizerBase)
     assert isinstance(trunk.module, SharedTrunk)
     tensors = select_critic_state(trunk.module, tensors_to_save(trunk.module))
     return Export(build_critic_skeleton(trunk.module, tokenizer), trunk, tensors)
-
-
-def check_models(config: RunConfig, phases: Container[Phase]) -> None:
-    """Raise an error if the policy has too few layers, or its layers' names are unknown."""
-    if Phase.ppo not in phases:
-        return
-    if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
-        SharedTrunk(
-            policy,
-            num_layers_unfrozen=config.ppo.num_layers_unfrozen or 0,
-            num_value_layers=config.ppo.num_value_layers,
-        )
 
 
 class TrunkEngine(Engine, Protocol):
