@@ -73,8 +73,8 @@ def _limits(name: str, ppo: PpoConfig) -> bool:
     return getattr(ppo, name) not in (None, NO_LIMITS[name])
 
 
-LIMITS = {each.name: each.metadata.get("limit") for each in fields(PpoConfig)}
-NO_LIMITS = {name: limit.off for name, limit in LIMITS.items() if limit}
+LIMITS = {f.name: f.metadata["limit"] for f in fields(PpoConfig) if "limit" in f.metadata}
+NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
 OWN_CODE = "your own code"
 CAUSES = (
     *(
