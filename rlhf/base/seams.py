@@ -8,7 +8,7 @@ Importing this file imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -558,7 +558,7 @@ class ModelsSeam(Protocol):
     def check_tokenizer(self, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise an error if a model of the option has other tokens than the run's ``tokenizer``."""
 
-    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
+    def check_models(self, config: RunConfig, phases: Collection[Phase]) -> None:
         """Raise an error if a model of ``phases`` lacks layers that the option's keys require."""
 
 

@@ -5,7 +5,7 @@ Nothing is downloaded. transformers is imported only if a model's classes must b
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         )
 
 
-def require_named_layers(config: RunConfig, phases: Container[Phase]) -> None:
+def require_named_layers(config: RunConfig, phases: Collection[Phase]) -> None:
     """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
     for check in hooks_of("models", "check_models", config):
         check(config, phases)
