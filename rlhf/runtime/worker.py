@@ -19,9 +19,9 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
-from rlhf.config.choices import ModelInit, Phase, Source, Template
+from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import tokenizer_base
+from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.run_dir import lock_run_dir, refuse_changed_config, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
@@ -32,7 +32,12 @@ from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
 from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.sources import RUN_FOLDER
-from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
+from rlhf.models.tokenizers import (
+    Tokens,
+    check_same_tokens,
+    load_or_train_tokenizer,
+    load_tokenizer,
+)
 from rlhf.options import hooks_of, kernels_for, modules_of
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.dpo import run_dpo
@@ -267,7 +272,7 @@ def create_or_load_tokenizer(
     Raises:
         ConfigError: if a pretrained reward model has other tokens than the actor.
     """
-    folder, reward_model = run_dir / "tokenizer", config.reward_model
+    folder = run_dir / "tokenizer"
     key, owner = tokenizer_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
@@ -287,9 +292,10 @@ def create_or_load_tokenizer(
             with replace_folder_atomically(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
-    if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
-        theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
-        check_same_tokens(tokenizer, theirs, place=str(reward_model.path))
+    if (model := given_reward_model(config)) is not None:
+        theirs = load_or_train_tokenizer(model, key="reward_model", texts=())
+        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
+        check_same_tokens(own, other, place=str(model.path))
     for check in hooks_of("models", "check_tokenizer", config):
         check(config, tokenizer)
     return tokenizer
