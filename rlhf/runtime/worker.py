@@ -22,7 +22,12 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import given_reward_model, tokenizer_base
-from rlhf.config.run_dir import lock_run_dir, refuse_changed_config, refuse_links
+from rlhf.config.run_dir import (
+    lock_run_dir,
+    point_latest_to,
+    refuse_changed_config,
+    refuse_links,
+)
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import all_end_in_assistant, build_plain_template
@@ -169,6 +174,7 @@ def run_phases(
     if ranks.is_main:
         require_sealed_judges(config.rewards)
         write_json(run_dir / "result.json", result)
+        point_latest_to(run_dir, console.say)  # of a run that took no step
     return result
 
 
