@@ -7,7 +7,7 @@ import ctypes.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
-from rlhf.config.choices import Phase, Source, Template
+from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import given_reward_model, tokenizer_base
+from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
 from rlhf.config.run_dir import (
     lock_run_dir,
     point_latest_to,
@@ -36,7 +36,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
 from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
-from rlhf.models.sources import RUN_FOLDER
+from rlhf.models.sources import RUN_FOLDER, config_fields
 from rlhf.models.tokenizers import (
     Tokens,
     check_same_tokens,
@@ -222,6 +222,8 @@ def build_context(
     parts = load_phase_data(config, console.say)
     refuse_output_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
+    for line in describe_new_embeddings(config, len(tokenizer)):
+        console.say(line)
     resumes = {
         phase: checkpoint
         for phase in unfinished
@@ -305,6 +307,18 @@ def create_or_load_tokenizer(
     for check in hooks_of("models", "check_tokenizer", config):
         check(config, tokenizer)
     return tokenizer
+
+
+def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
+    """Yield a warning for each given model that has fewer embeddings than ``tokens``."""
+    for key, model in dict(starting_models(config, config.phase.order[-1])).items():
+        rows = config_fields(model, key=key).get("vocab_size")
+        if model.init is ModelInit.pretrained and isinstance(rows, int) and rows < tokens:
+            yield (
+                f"warning: {key}.path={model.path} has {rows} embeddings, and the tokenizer "
+                f"{tokens} tokens: {tokens - rows} random rows are added, and a policy samples such "
+                "tokens until it has learned not to. Use the tokenizer of these weights, or add phase sft"
+            )
 
 
 # glibc's names and numbers for mallopt(3), from malloc.h.

@@ -22,7 +22,9 @@ from rlhf.models.tokenizers import (
     train_byte_level_bpe,
     train_tokenizer,
 )
+from rlhf.options.lora.models import check_tokenizer
 from rlhf.phases.shared.model_checks import require_same_tokens
+from rlhf.runtime.worker import describe_new_embeddings
 from tests.conftest import Compose
 
 SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -160,6 +162,24 @@ def test_a_reward_model_reads_all_that_the_actor_writes(
     ):
         with nullcontext() if told is None else pytest.raises(ConfigError, match=told):
             check()
+
+
+def test_embeddings_that_are_added_are_said_and_no_adapter_has_them(
+    compose: Compose, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 262}')
+    words = ["phase=sft", "model=pretrained", f"model.path={tmp_path}", "data.template=plain"]
+    tokenizer = train_tokenizer(["some words"], vocab_size=262)
+    tokenizer.add_tokens(["<new>"])
+    config = to_run_config(compose([*words, "lora=all", "lora.export=adapter"]))
+    (line,) = describe_new_embeddings(config, 263)
+    assert f"model.path={tmp_path} has 262 embeddings, and the tokenizer 263 tokens: 1 " in line
+    assert not list(describe_new_embeddings(config, 262))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer) - 1}))
+    with pytest.raises(ConfigError, match=r"lora\.export=adapter: .* use lora\.export=merged"):
+        check_tokenizer(config, tokenizer)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer)}))
+    check_tokenizer(config, tokenizer)
 
 
 def test_the_embeddings_must_have_what_the_actor_may_write(

@@ -21,25 +21,26 @@ from torch.nn.functional import pad
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, TokenPositions
-from rlhf.config.choices import Phase
+from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.roles import Role, starting_models
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.models.adapter_folders import ADAPTER, PREFIX, load_adapter_weights
 from rlhf.models.pretrained import Adapter, find_adapter_chain
-from rlhf.models.sources import ModelSource
+from rlhf.models.sources import ModelSource, config_fields
 from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport, LoraRole
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.model_checks import build_weightless_model
 from rlhf.run.model_folder import tensors_to_save
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [  # what the core calls
     "adapter_of",
     "change_optimizer_settings",
     "check_models",
+    "check_tokenizer",
     "extend_model",
     "find_export",
     "find_reference",
@@ -127,6 +128,18 @@ def check_models(config: RunConfig, phases: Collection[Phase]) -> None:
         return
     if policy := build_weightless_model("AutoModelForCausalLM", "model", config.model):
         add_adapters(policy, lora, seed=0)
+
+
+def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError if embeddings are added to the model, which an adapter cannot contain."""
+    rows = config_fields(config.model).get("vocab_size")
+    is_given = config.model.init is ModelInit.pretrained and isinstance(rows, int)
+    if config.lora.export is LoraExport.adapter and is_given and rows < len(tokenizer):
+        raise ConfigError(
+            f"lora.export=adapter: model.path={config.model.path} has {rows} embeddings and the "
+            f"tokenizer {len(tokenizer)} tokens, and an adapter has no embeddings for the new "
+            "tokens; use lora.export=merged"
+        )
 
 
 def add_adapters(
