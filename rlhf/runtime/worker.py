@@ -316,8 +316,9 @@ def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
         if model.init is ModelInit.pretrained and isinstance(rows, int) and rows < tokens:
             yield (
                 f"warning: {key}.path={model.path} has {rows} embeddings, and the tokenizer "
-                f"{tokens} tokens: {tokens - rows} random rows are added, and a policy samples such "
-                "tokens until it has learned not to. Use the tokenizer of these weights, or add phase sft"
+                f"{tokens} tokens: {tokens - rows} random rows are added, and a policy samples "
+                "such tokens until it has learned not to. Use the tokenizer of these weights, or "
+                "train with phase sft first"
             )
 
 
