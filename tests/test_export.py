@@ -2,18 +2,20 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
 from rlhf.config.choices import Device, Dtype, TrainingEngine
 from rlhf.config.freeze import INPUTS, to_run_config, write_command, write_frozen_config
 from rlhf.config.hydra_errors import to_hydra_override
-from rlhf.export import config_for_one_rank, main
+from rlhf.export import config_for_one_rank, export_final_model, main
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.options.lora.models import save_adapter
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -83,16 +85,27 @@ def run(tmp_path: Path, compose: Compose) -> Run:
     tokenizer = small_tokenizer()
     save_base(base, "llama", tokenizer)
     (base / "generation_config.json").write_text('{"eos_token_id": [1, 5]}')
-    source = ModelSource(key="m", path=str(base))
-    live = build_actor(source, tokenizer, seed=4, extensions=adding(SPEC, seed=4)).eval()
-    disturb(live)
-    save_model(
-        folder / "ppo" / "actor",
-        lambda building: save_adapter(building, live, whole_state(live).items(), base=str(base)),
-        tokenizer,
-        description=CALL + origin_sections(folder, rows={"ppo": (90, 10)}),
-    )
+    description = CALL + origin_sections(folder, rows={"ppo": (90, 10)})
+    places = (tmp_path / "first" / "actor", folder / "ppo" / "actor")  # an adapter on an adapter
+    for seed, place in enumerate(places):
+        source = ModelSource(key="m", path=str(base))
+        live = build_actor(source, tokenizer, seed=4, extensions=adding(SPEC, seed=4)).eval()
+        disturb(live, seed=seed)
+        state = whole_state(live).items()
+        write = partial(save_adapter, model=live, stream=state, base=str(base))
+        save_model(place, write, tokenizer, description=description)
+        base = place
     return Run(folder, live)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_export_has_the_weights_of_pefts_own_merge(run: Run, tmp_path: Path) -> None:
+    export_final_model(run.folder, tmp_path / "mine")
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "mine").state_dict()
+    actor = AutoPeftModelForCausalLM.from_pretrained(run.folder / "ppo" / "actor")
+    theirs = actor.merge_and_unload().state_dict()
+    assert ours.keys() == theirs.keys()
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["stop", "bias, bias: length"])

@@ -52,6 +52,7 @@ from rlhf.config.validation import validate
 FROZEN = "config.yaml"
 COMMAND = "command.txt"
 INPUTS = "inputs.json"  # the files that a run was given, see rlhf/run/results.py
+ATTEMPTS = "attempts.json"  # the ranks write it as they begin
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # Keys that hardware.on_oom=reduce_micro_batch may lower.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}

@@ -96,6 +96,13 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
     return "reward_model", config.reward_model
 
 
+def given_reward_model(config: RunConfig) -> ModelConfig | None:
+    """Return the pretrained model that the run scores with or trains as reward model, if any."""
+    key, model = reward_model_base(config)
+    is_read = key == "reward_model" and not {Phase.reward, Phase.ppo}.isdisjoint(config.phase.order)
+    return model if is_read and model.init is ModelInit.pretrained else None
+
+
 def starting_models(config: RunConfig, phase: Phase) -> list[tuple[str, ModelConfig]]:
     """Return the config keys and values of the models whose weights ``phase`` starts from."""
     model = ("model", config.model)

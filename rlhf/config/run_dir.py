@@ -14,18 +14,20 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from rlhf.base.atomic import replace_atomically
+from rlhf.base.atomic import remove, replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import open_regular_file
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
+from rlhf.config.choices import Phase
+from rlhf.config.freeze import ATTEMPTS, FROZEN, is_same_run, load_frozen_config
 from rlhf.config.schema.run import RunConfig
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
 SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
+OF_A_START = ("inputs.json", "plan.json", "tokenizer", "wandb_id")  # files that a start wrote
 WAIT_SECONDS = 10.0  # ranks whose launcher was killed end within about 5 seconds
 # Errors of flock: HELD if another process has the lock, UNSUPPORTED if files cannot be locked.
 HELD = {errno.EAGAIN, errno.EACCES}
@@ -49,8 +51,11 @@ def make_run_dir(
     else:
         stopped = _find_stopped_run(RUNS / config.name, config) if continues else None
         run_dir = stopped or _create_unique_folder(RUNS / config.name / f"{now:%Y-%m-%d_%H-%M-%S}")
-    if run_dir.resolve().is_relative_to(RUNS.resolve()):
-        _point_latest_to(run_dir)
+    if LATEST.is_dir() and not LATEST.is_symlink():
+        raise ConfigError(
+            f"{LATEST} is a folder: this path is reserved for the link to the latest run; move the "
+            "folder away"
+        )
     return run_dir
 
 
@@ -71,15 +76,33 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
 def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
     """Check that ``path`` holds no run, or a run that the configuration ``same`` may resume.
 
-    Unless this process has the lock, another process may still begin a run there afterwards.
+    A run whose ranks ended before they trained is no obstacle. Unless this process has the lock,
+    another process may still begin a run there afterwards.
     """
-    if (path / FROZEN).exists() and (
-        same is None or not is_same_run(load_frozen_config(path), same)
+    if (
+        (path / FROZEN).exists()
+        and not has_trained_nothing(path)
+        and (same is None or not is_same_run(load_frozen_config(path), same))
     ):
         raise ConfigError(
             f"run_dir={path} already holds a run: continue the run with resume={path}, "
             "or choose another run_dir"
         )
+
+
+def has_trained_nothing(path: Path) -> bool:
+    """Return True if the ranks of the run in ``path`` began, and have logged and stored nothing."""
+    metrics = path / "metrics.jsonl"
+    is_logged = metrics.exists() and metrics.stat().st_size > 0
+    has_models = any((path / phase).exists() for phase in Phase)
+    return (path / ATTEMPTS).exists() and not is_logged and not has_models
+
+
+def clear_untrained_run(run_dir: Path) -> None:
+    """Remove what a run that has trained nothing would leave to the next run in its folder."""
+    if has_trained_nothing(run_dir):
+        for name in (FROZEN, ATTEMPTS, *OF_A_START):
+            remove(run_dir / name)
 
 
 def refuse_changed_config(run_dir: Path, begun: RunConfig) -> None:
@@ -190,18 +213,12 @@ def _creation_error(path: Path, error: OSError) -> ConfigError:
     )
 
 
-def _point_latest_to(run_dir: Path) -> None:
-    """Replace the link ``runs/latest`` atomically, so that it always points to a run."""
-    if LATEST.is_dir() and not LATEST.is_symlink():
-        raise ConfigError(
-            f"{LATEST} is a folder: this path is reserved for the link to the latest run; move the "
-            "folder away"
-        )
+def point_latest_to(run_dir: Path, say: Callable[[str], None]) -> None:
+    """Replace the link ``runs/latest``, if ``run_dir`` is in runs/; a run calls it as it trains."""
+    if not run_dir.resolve().is_relative_to(RUNS.resolve()):
+        return
     try:
         with replace_atomically(LATEST, shared=True) as link:
             link.symlink_to(run_dir.resolve().relative_to(RUNS.resolve()))
     except OSError as error:
-        raise ConfigError(
-            f"{LATEST} cannot be replaced ({error.strerror}): "
-            f"{LATEST} must be a link to the latest run; move away what is there"
-        ) from error
+        say(f"warning: {LATEST} cannot be replaced ({error.strerror}), so it is not this run")

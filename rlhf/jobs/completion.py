@@ -38,7 +38,7 @@ from rlhf.config.freeze import (
     to_run_config,
 )
 from rlhf.config.machine_rates import lacks_rates
-from rlhf.config.roles import tokenizer_base
+from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.model import ModelConfig
@@ -49,7 +49,8 @@ from rlhf.jobs.launch_command import Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
-from rlhf.models.tokenizers import tokenizer_place
+from rlhf.models.sources import config_fields
+from rlhf.models.tokenizers import read_tokens, tokenizer_place
 from rlhf.options.phase_store.keys import Reuse
 from rlhf.plan.plan import Plan, plan_and_configure
 from rlhf.rewards.sealed import seal_judges
@@ -141,6 +142,8 @@ def build_new_config(job: Job) -> RunConfig:
     if config.reuse.phases is Reuse.sweep:
         phases = Reuse.never if job.folder is None else Reuse.always
         config = replace(config, reuse=replace(config.reuse, phases=phases))
+    for line in () if config.launcher.dry_run else describe_reward_model(config):
+        Console().say(line)
     return config
 
 
@@ -204,17 +207,45 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
     """
     if asked is not Template.auto:
         return asked
-    place_key, place = tokenizer_place(model, key=key)
-    has_template: bool | None = False  # a tokenizer that the run trains has no chat template
-    if place is not None:
-        folder = expand_user_path(place, key=place_key)
-        read = partial(_read_hub_file, place, model.revision, downloads)
-        has_template = _has_chat_template(
-            partial(_read_local_file, folder) if folder.is_dir() else read
-        )
-    if has_template is None:
+    template = _read_template_of(key, model, downloads=downloads)
+    if template is None:
         return Template.auto
-    return Template.chat if has_template else Template.plain
+    return Template.chat if template else Template.plain
+
+
+def _read_template_of(key: str, model: ModelConfig, *, downloads: bool) -> str | None:
+    """Return the chat template of the tokenizer of ``model``, as ``_read_chat_template`` does."""
+    place_key, place = tokenizer_place(model, key=key)
+    if place is None:
+        return ""  # a tokenizer that the run trains has no chat template
+    folder = expand_user_path(place, key=place_key)
+    read = partial(_read_hub_file, place, model.revision, downloads)
+    return _read_chat_template(partial(_read_local_file, folder) if folder.is_dir() else read)
+
+
+def describe_reward_model(config: RunConfig) -> list[str]:
+    """Return lines on what a given reward model reads otherwise than it may have been trained."""
+    model = given_reward_model(config)
+    if model is None or Phase.reward in config.phase.order:
+        return []
+    own, (key, owner) = replace(model, tokenizer=None), tokenizer_base(config)
+    theirs = _read_template_of("reward_model", own, downloads=False)
+    is_chat = config.data.template is Template.chat
+    ours = _read_template_of(key, owner, downloads=False) if is_chat else ""
+    lines = []
+    if theirs and ours is not None and theirs != ours:
+        lines.append(
+            f"reward_model.path={model.path} has another chat template than the texts of this run: "
+            "it scores them in a form that it may not know"
+        )
+    tokens, pad = read_tokens(own, key="reward_model"), config_fields(own).get("pad_token_id")
+    if tokens is not None and pad is not None and pad == tokens.ids.get(tokens.end):
+        lines.append(
+            f"reward_model.path={model.path}: its config.json pads with the end token, so plain "
+            "transformers reads its score before the end token, and this run at the end token: "
+            "compare some scores if it was trained elsewhere"
+        )
+    return lines
 
 
 def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[str]:
@@ -231,8 +262,8 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
 
 
-def _has_chat_template(read_file: Callable[[str], str | None]) -> bool | None:
-    """Return True if the tokenizer has a chat template of its own, None if it cannot be read."""
+def _read_chat_template(read_file: Callable[[str], str | None]) -> str | None:
+    """Return the tokenizer's own chat template, "" if it has none, None if it cannot be read."""
     settings = read_file("tokenizer_config.json")
     template = read_file("chat_template.jinja")
     if settings is None and template is None:
@@ -242,7 +273,8 @@ def _has_chat_template(read_file: Callable[[str], str | None]) -> bool | None:
     except (ValueError, AttributeError):  # a damaged file
         return None
     # A tokenizer that a plain run saved has a template too, which renders the plain form.
-    return bool(template) and not (isinstance(template, str) and is_plain_template(template))
+    is_plain = isinstance(template, str) and is_plain_template(template)
+    return str(template) if template and not is_plain else ""
 
 
 def _read_local_file(folder: Path, name: str) -> str | None:

@@ -23,7 +23,13 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
-from rlhf.config.run_dir import create_run_folder, lock_run_dir, make_run_dir, refuse_existing_run
+from rlhf.config.run_dir import (
+    clear_untrained_run,
+    create_run_folder,
+    lock_run_dir,
+    make_run_dir,
+    refuse_existing_run,
+)
 from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, complete_config
@@ -65,6 +71,7 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
     may_be_same = continues or (job.folder is not None and config.run_dir is None)
     with lock_run_dir(run_dir):  # another command may begin a run in the same folder
         refuse_existing_run(run_dir, config if may_be_same else None)
+        clear_untrained_run(run_dir)
         if (run_dir / FROZEN).exists():
             config = keep_reduced_sizes(load_frozen_config(run_dir), config)
             check_input_hashes(config, run_dir)

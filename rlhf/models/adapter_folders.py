@@ -9,9 +9,11 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.models.sources import ModelSource
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 ADAPTER = "default"  # peft's name for a model's only adapter
+PREFIX = "base_model.model."  # of the names in an adapter's file
 
 
 def load_adapter_config(source: ModelSource) -> Any | None:
@@ -38,6 +40,20 @@ def load_adapter_config(source: ModelSource) -> Any | None:
     return config
 
 
+def load_adapter_weights(source: ModelSource) -> dict[str, Tensor]:
+    """Return the weights of the adapter in ``source``, with the names that its base model has.
+
+    Raises:
+        CheckpointError: if they cannot be read.
+    """
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    with translate_errors(source.build_error):
+        file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
+        return {name.removeprefix(PREFIX): weight for name, weight in load_file(file).items()}
+
+
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
     """Merge the adapter in ``source`` into ``base``; a head of the adapter replaces its head.
 
@@ -45,8 +61,6 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
         CheckpointError: if the adapter cannot be read, or does not fit the model.
     """
     from peft import LoraModel, set_peft_model_state_dict
-    from safetensors.torch import load_file
-    from transformers.utils import cached_file
 
     def build_mismatch_error(reason: str) -> CheckpointError:
         return CheckpointError(
@@ -55,9 +69,7 @@ def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> Pr
             "adapter_config.json to the base of the training run"
         )
 
-    with translate_errors(source.build_error):
-        file = cached_file(source.path, "adapter_model.safetensors", revision=source.revision)
-        weights = {n.removeprefix("base_model.model."): w for n, w in load_file(file).items()}
+    weights = load_adapter_weights(source)
     largest = max((w.shape[0] for n, w in weights.items() if ".lora_A." in n and w.ndim), default=0)
     if not isinstance(config.r, int) or config.r > largest:
         raise build_mismatch_error(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+import json
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
@@ -155,20 +157,93 @@ def _keep_letters(text: str) -> str:
     return "".join(filter(str.isalpha, text.casefold()))
 
 
+def with_separate_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return ``tokenizer``, or a copy that pads with another special token than its end token.
+
+    transformers reads a score at the last token that is no padding. A tokenizer whose only special
+    token is the end token gets no padding, so that transformers refuses a batch of several texts.
+    """
+    if tokenizer.pad_token_id != tokenizer.eos_token_id:
+        return tokenizer
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    others = [text for text in special if text != tokenizer.eos_token]
+    changed = copy.deepcopy(tokenizer)
+    changed.pad_token = min(others, key=lambda text: "pad" not in text.lower(), default=None)
+    return changed
+
+
+class Tokens(NamedTuple):
+    """The tokens of a tokenizer: their ids, and the texts of the end and the padding token."""
+
+    ids: Mapping[str, int]
+    end: str
+    pad: str | None
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Return the tokens of a loaded tokenizer."""
+        return cls(tokenizer.get_vocab(), str(tokenizer.eos_token), tokenizer.pad_token)
+
+    @property
+    def last_id(self) -> int:
+        """Return the largest id that a policy may write: any but that of a separate padding."""
+        return max(i for text, i in self.ids.items() if text == self.end or text != self.pad)
+
+
+def read_tokens(model: ModelConfig, *, key: str) -> Tokens | None:
+    """Return the tokens of ``model``, the value of ``key``, without importing transformers.
+
+    None is returned if no local folder shows them, as with a tokenizer that the run trains.
+    """
+    folder = Path(str(tokenizer_place(model, key=key)[1])).expanduser()
+    try:
+        stored, settings = (
+            json.loads((folder / name).read_text(encoding="utf-8"))
+            for name in ("tokenizer.json", "tokenizer_config.json")
+        )
+        ids = stored["model"]["vocab"]
+        ids = dict(ids) if isinstance(ids, dict) else {each[0]: i for i, each in enumerate(ids)}
+        ids |= {each["content"]: each["id"] for each in stored["added_tokens"]}
+        added = settings.get("added_tokens_decoder") or {}
+        ids |= {each["content"]: int(number) for number, each in added.items()}
+        named = (settings.get(key) for key in ("eos_token", "pad_token"))
+        end, pad = (each["content"] if isinstance(each, dict) else each for each in named)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # as old files are
+        return None
+    end = model.end_token or end
+    return Tokens(ids, end, pad) if isinstance(end, str) else None
+
+
 def check_same_tokens(
-    actor: PreTrainedTokenizerBase,
-    other: PreTrainedTokenizerBase,
+    actor: Tokens,
+    other: Tokens,
     *,
     place: str | Path,
     name: str = "reward_model",
-    way_out: str = ", or train a reward model with phase=pipeline",
+    way_out: str = ", or train a reward model with phase=pipeline; a reward of kind http or "
+    "function reads text (docs/rewards.md)",
 ) -> None:
-    """Raise ConfigError unless ``other``, of config key ``name``, has the tokens of ``actor``."""
-    if actor.get_vocab() == other.get_vocab() and actor.eos_token_id == other.eos_token_id:
-        return
-    raise ConfigError(
-        f"{name} ({place}) and model have different tokenizers "
-        f"({len(other)} and {len(actor)} tokens, end tokens {other.eos_token!r} and "
-        f"{actor.eos_token!r}): {name} would read other words than the actor writes. Use a model "
-        f"of the same family{way_out}"
-    )
+    """Raise ConfigError unless ``other``, of config key ``name``, reads what ``actor`` writes.
+
+    Each token must have the same id, but for a separate padding token. More tokens are no harm.
+    """
+    texts = {number: text for text, number in other.ids.items()}
+    wrong = [
+        text
+        for text, number in actor.ids.items()
+        if texts.get(number) != text and (text in other.ids or text != actor.pad)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"{name} ({place}) and model have different tokenizers: {len(wrong)} of the "
+            f"{len(actor.ids)} tokens of model, such as {wrong[0]!r}, have another id or none: "
+            f"{name} would read other words than the actor writes. Use a model of the same family"
+            f"{way_out}"
+        )
+    if actor.end != other.end:
+        key = ", or if it was trained on that one too: reward_model.tokenizer=FOLDER_OF_MODEL"
+        raise ConfigError(
+            f"{name} ({place}) has the end token {other.end!r} and model {actor.end!r}, at which "
+            f"scores are read: use model.end_token={other.end!r}"
+            f"{key * (name == 'reward_model')}"
+        )

@@ -105,6 +105,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     minimal = measured.get("minimal_pairs", {})
     shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
     checkpoints.log_held_out(after.metrics(), shares)
+    ids = held_out["ids" if config.unpaired else "chosen_ids"][:]
     with trainer.swap_in_final_weights():
         save_trained_model(
             context,
@@ -113,6 +114,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
             source=trainer.source,
             what="A reward model: one label, read at the end token.",
             answers=False,
+            example=context.tokenizer.decode(min(ids, key=len)),
             write_more=trainer.build_extra_writer(after),
         )
     return measured | trainer.results(after) | checkpoints.totals()

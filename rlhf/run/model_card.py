@@ -175,6 +175,18 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
     ]
 
 
+def scorer_example(folder: str, text: str) -> list[str]:
+    """Return lines of Python that load the reward model and print its score of ``text``."""
+    return [
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(folder)})",
+        f"model = AutoModelForSequenceClassification.from_pretrained({json.dumps(folder)})",
+        f"texts = [{json.dumps(text, ensure_ascii=False)}]  # each with the end token",
+        'how = {"padding": len(texts) > 1, "padding_side": "right", "add_special_tokens": False}',
+        'print(model(**tokenizer(texts, return_tensors="pt", **how)).logits[:, 0])',
+    ]
+
+
 def _quote_shortest_text(texts: Iterable[str], otherwise: str) -> str:
     short = min((text for text in texts if len(text) <= LONGEST), key=len, default=otherwise)
     return json.dumps(short, ensure_ascii=False)

@@ -22,7 +22,7 @@ from rlhf.base.stored_files import (
     read_json,
 )
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import COMMAND, FROZEN, INPUTS
+from rlhf.config.freeze import ATTEMPTS, COMMAND, FROZEN, INPUTS
 from rlhf.config.schema.run import RunConfig
 
 PLAN = "plan.json"
@@ -30,7 +30,6 @@ COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type
 # Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
 Inputs = dict[str, dict[str, Identity]]
 STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
-ATTEMPTS = "attempts.json"
 MAYBE_HASH = (str, type(None))  # null: there is no such file
 ATTEMPT = {"files": {OTHERS: MAYBE_HASH}, "environment": {OTHERS: str}}
 

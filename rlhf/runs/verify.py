@@ -40,13 +40,13 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import load_run, read_command, values_by_key
+from rlhf.config.freeze import ATTEMPTS, load_run, read_command, values_by_key
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
 from rlhf.run.jsonl import LOGS
-from rlhf.run.results import ATTEMPTS, read_attempts, read_inputs, read_json_object
+from rlhf.run.results import read_attempts, read_inputs, read_json_object
 from rlhf.runs.registry import FoundRun
 
 DIFFERS = 1  # exit code if something differs

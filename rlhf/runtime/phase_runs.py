@@ -24,6 +24,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import PHASES, read_json
 from rlhf.base.versions import code_version, installed_version
 from rlhf.config.choices import Phase
+from rlhf.config.freeze import ATTEMPTS
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
@@ -38,7 +39,6 @@ from rlhf.run.finished_phase import (
     verify_phase,
 )
 from rlhf.run.results import (
-    ATTEMPTS,
     hash_files,
     phase_result_path,
     read_phase_result,

@@ -7,7 +7,7 @@ import ctypes.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,13 @@ from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
-from rlhf.config.roles import tokenizer_base
-from rlhf.config.run_dir import lock_run_dir, refuse_changed_config, refuse_links
+from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
+from rlhf.config.run_dir import (
+    lock_run_dir,
+    point_latest_to,
+    refuse_changed_config,
+    refuse_links,
+)
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import all_end_in_assistant, build_plain_template
@@ -31,8 +36,13 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
 from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
-from rlhf.models.sources import RUN_FOLDER
-from rlhf.models.tokenizers import check_same_tokens, load_or_train_tokenizer, load_tokenizer
+from rlhf.models.sources import RUN_FOLDER, config_fields
+from rlhf.models.tokenizers import (
+    Tokens,
+    check_same_tokens,
+    load_or_train_tokenizer,
+    load_tokenizer,
+)
 from rlhf.options import hooks_of, kernels_for, modules_of
 from rlhf.options.ahead.keys import SCRATCH
 from rlhf.options.kernel_checks import choose_kernels
@@ -163,6 +173,7 @@ def run_phases(
     if ranks.is_main:
         require_sealed_judges(config.rewards)
         write_json(run_dir / "result.json", result)
+        point_latest_to(run_dir, console.say)  # of a run that took no step
     return result
 
 
@@ -210,6 +221,8 @@ def build_context(
     parts = load_phase_data(config, console.say)
     refuse_output_links(run_dir, unfinished)
     tokenizer = create_or_load_tokenizer(config, run_dir, parts)
+    for line in describe_new_embeddings(config, len(tokenizer)):
+        console.say(line)
     resumes = {
         phase: checkpoint
         for phase in unfinished
@@ -266,7 +279,7 @@ def create_or_load_tokenizer(
     Raises:
         ConfigError: if a pretrained reward model has other tokens than the actor.
     """
-    folder, reward_model = run_dir / "tokenizer", config.reward_model
+    folder = run_dir / "tokenizer"
     key, owner = tokenizer_base(config)
     with FileLock(run_dir / "tokenizer.lock"):
         if not folder.exists():
@@ -286,12 +299,26 @@ def create_or_load_tokenizer(
             with replace_folder_atomically(folder) as building:
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
-    if reward_model.init is ModelInit.pretrained and config.phase.order != [Phase.sft]:
-        theirs = load_or_train_tokenizer(reward_model, key="reward_model", texts=())
-        check_same_tokens(tokenizer, theirs, place=str(reward_model.path))
+    if (model := given_reward_model(config)) is not None:
+        theirs = load_or_train_tokenizer(model, key="reward_model", texts=())
+        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
+        check_same_tokens(own, other, place=str(model.path))
     for check in hooks_of("models", "check_tokenizer", config):
         check(config, tokenizer)
     return tokenizer
+
+
+def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
+    """Yield a warning for each given model that has fewer embeddings than ``tokens``."""
+    for key, model in dict(starting_models(config, config.phase.order[-1])).items():
+        rows = config_fields(model, key=key).get("vocab_size")
+        if model.init is ModelInit.pretrained and isinstance(rows, int) and rows < tokens:
+            yield (
+                f"warning: {key}.path={model.path} has {rows} embeddings, and the tokenizer "
+                f"{tokens} tokens: {tokens - rows} random rows are added, and a policy samples "
+                "such tokens until it has learned not to. Use the tokenizer of these weights, or "
+                "train with phase sft first"
+            )
 
 
 # glibc's names and numbers for mallopt(3), from malloc.h.

@@ -17,7 +17,12 @@ import pytest
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
 from rlhf.config.freeze import keep_reduced_sizes, to_run_config, write_frozen_config
-from rlhf.config.run_dir import lock_run_dir, make_run_dir
+from rlhf.config.run_dir import (
+    clear_untrained_run,
+    lock_run_dir,
+    make_run_dir,
+    point_latest_to,
+)
 from rlhf.config.schema.run import RunConfig
 from tests.conftest import Compose
 
@@ -44,7 +49,9 @@ def test_directory_has_the_name_the_time_and_a_number(config: MakeConfig) -> Non
     made = [make_run_dir(config("name=mine"), job_dir=None, now=NOW) for _ in range(3)]
     assert made == [Path("runs/mine") / (STAMP + number) for number in ("", "-2", "-3")]
     assert made[0].is_dir()
-    assert os.readlink("runs/latest") == f"mine/{STAMP}-3"
+    assert not os.path.lexists("runs/latest"), "a start that may be refused is not the latest run"
+    point_latest_to(made[1], print)
+    assert os.readlink("runs/latest") == f"mine/{STAMP}-2"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,7 @@ def test_an_explicit_directory_is_taken_and_linked_if_in_runs(
         (found / "plan.json").write_text("{}")
         assert found.resolve() == tmp_path / made
     assert found.is_dir()
+    point_latest_to(found, print)
     latest = Path("runs/latest")
     assert (os.readlink(latest) if latest.is_symlink() else None) == link
 
@@ -72,7 +80,6 @@ def test_job_of_a_sweep_that_starts_again_keeps_its_run(config: MakeConfig, tmp_
     job_dir = tmp_path / "runs" / "sweeps" / "now" / "0"
     for _ in range(2):
         assert make_run_dir(config(), job_dir=job_dir, now=NOW) == job_dir
-        assert Path("runs/latest").resolve() == job_dir
         write_frozen_config(config(), job_dir)
     with pytest.raises(ConfigError, match="already holds a run"):
         make_run_dir(config("seed=2"), job_dir=job_dir, now=NOW)
@@ -87,6 +94,28 @@ def test_a_command_that_is_started_again_finds_its_run(config: MakeConfig) -> No
     for words, continues in ((["seed=2"], True), ([], False)):
         with pytest.raises(ConfigError, match=r"run_dir=mine already holds a run: .* resume=mine"):
             make_run_dir(config("run_dir=mine", *words), job_dir=None, now=NOW, continues=continues)
+
+
+def test_a_start_that_trained_nothing_leaves_its_folder_to_the_next(config: MakeConfig) -> None:
+    """As after a refused reward function, or a reward model with other tokens."""
+    run_dir, asked = Path("mine"), config("run_dir=mine")
+    (run_dir / "tokenizer").mkdir(parents=True)
+    for name in ("attempts.json", "plan.json", "metrics.jsonl", "notes of the user"):
+        (run_dir / name).touch()
+    write_frozen_config(config("seed=2"), run_dir)
+    assert make_run_dir(asked, job_dir=None, now=NOW) == run_dir
+    (run_dir / "metrics.jsonl").write_text("{}\n")
+    clear_untrained_run(run_dir)
+    assert (run_dir / "config.yaml").exists(), "it has logged"
+    for trained in (True, False):
+        with pytest.raises(ConfigError, match="already holds a run"):
+            make_run_dir(asked, job_dir=None, now=NOW)
+        (run_dir / "metrics.jsonl").write_text("" if trained else "{}\n")
+        (run_dir / "sft").mkdir() if trained else (run_dir / "sft").rmdir()
+    (run_dir / "metrics.jsonl").write_text("")
+    clear_untrained_run(run_dir)
+    left = {path.name for path in run_dir.iterdir()}
+    assert left == {"metrics.jsonl", "notes of the user"}, "no tokenizer of another model"
 
 
 @pytest.mark.parametrize("overrides", [["run_dir=runs/a/b"], []])

@@ -15,7 +15,12 @@ from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import build_plain_template
-from rlhf.jobs.completion import build_new_config, describe_template, read_stopped_config
+from rlhf.jobs.completion import (
+    build_new_config,
+    describe_reward_model,
+    describe_template,
+    read_stopped_config,
+)
 from rlhf.jobs.launch_command import Job
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
@@ -55,6 +60,34 @@ def test_a_folder_decides(
     (line,) = described(config)
     assert line.startswith(f"data.template={form}: the tokenizer of {tmp_path} has ")
     assert chosen(compose, f"model.tokenizer={tmp_path}").data.template is form
+
+
+OTHER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "pad", "said"),
+    [
+        (CHATML, CHATML, 0, ""),
+        (CHATML, None, 0, ""),
+        (CHATML, OTHER, 0, "another chat template"),
+        (None, OTHER, 0, "another chat template"),
+        (CHATML, CHATML, 1, "pads with the end token"),
+    ],
+)
+def test_what_a_reward_model_from_elsewhere_reads_otherwise_is_printed(
+    own: str | None, theirs: str | None, pad: int, said: str, compose: Compose, tmp_path: Path
+) -> None:
+    actor, reward = (
+        saved(tmp_path / name, template) for name, template in (("a", own), ("b", theirs))
+    )
+    (reward / "config.json").write_text(json.dumps({"pad_token_id": pad}))
+    words = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
+    words += [f"model.path={actor}", f"reward_model.path={reward}"]
+    lines = describe_reward_model(chosen(compose, *words))
+    assert len(lines) == bool(said)
+    assert all(said in line for line in lines)
+    assert not describe_reward_model(chosen(compose, *words, "phase=pipeline"))
 
 
 @pytest.mark.parametrize(

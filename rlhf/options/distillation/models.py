@@ -10,7 +10,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
-from rlhf.models.tokenizers import check_same_tokens, load_tokenizer
+from rlhf.models.tokenizers import Tokens, check_same_tokens, load_tokenizer
 from rlhf.phases.shared.policies import policy_source
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> No
     if Phase.ppo in config.phase.order and config.ppo.teacher_path is not None:
         teacher = config.ppo.teacher_path
         theirs = load_tokenizer(expand_user_path(teacher, key=KEY), key=KEY)
-        check_same_tokens(tokenizer, theirs, place=teacher, name=KEY, way_out="")
+        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
+        check_same_tokens(own, other, place=teacher, name=KEY, way_out="")
 
 
 def find_reference(config: RunConfig, phase: Phase, _: TokenEngine) -> ModelSource | None:

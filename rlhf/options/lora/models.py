@@ -5,7 +5,8 @@ An adapted layer computes W x + scaling * B A x, with scaling = alpha / rank (eq
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -15,26 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, TokenPositions
-from rlhf.config.choices import Phase
+from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.settings import OptimizerSettings
-from rlhf.models.adapter_folders import ADAPTER
-from rlhf.models.sources import ModelSource
+from rlhf.models.adapter_folders import ADAPTER, PREFIX, load_adapter_weights
+from rlhf.models.pretrained import Adapter, find_adapter_chain
+from rlhf.models.sources import ModelSource, config_fields
 from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport
 from rlhf.phases.shared.exporting import Export
 from rlhf.run.model_folder import tensors_to_save
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [  # what the core calls
     "adapter_of",
     "change_optimizer_settings",
+    "check_tokenizer",
     "extend_model",
     "find_export",
     "find_reference",
@@ -104,6 +108,20 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
     save = partial(save_adapter, base=source.path, revision=source.revision)
     adapter = {n: p for n, p in model.named_parameters() if _is_saved_with_adapter(model, n)}
     return Export(model, engine, adapter, save)
+
+
+def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError if embeddings are added to the model, which an adapter cannot contain."""
+    rows = config_fields(config.model).get("vocab_size")
+    is_saved = config.lora.export is LoraExport.adapter
+    if not is_saved or config.model.init is not ModelInit.pretrained or not isinstance(rows, int):
+        return
+    if rows < len(tokenizer):
+        raise ConfigError(
+            f"lora.export=adapter: model.path={config.model.path} has {rows} embeddings and the "
+            f"tokenizer {len(tokenizer)} tokens, and an adapter has no embeddings for the new "
+            "tokens; use lora.export=merged"
+        )
 
 
 def add_adapters(
@@ -220,14 +238,16 @@ def save_adapter(
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
     ``stream`` yields whole weights of ``model``, at least those of the adapters and a new head.
-    ``base`` is the folder or hub id (at ``revision``) that the model was loaded from.
+    ``base`` is the folder or hub id (at ``revision``) that the model was loaded from. Adapters that
+    were merged into the model as it was loaded are folded into the one that is written.
 
     Raises:
         ConfigError: if other weights were trained too, which the folder would lack.
     """
     from safetensors.torch import save_file
 
-    config = copy(model.peft_config[ADAPTER])
+    config, source = model.peft_config[ADAPTER], ModelSource(key="model.path", path=base)
+    earlier, bottom = find_adapter_chain(replace(source, revision=revision))
     if any(
         p.requires_grad and not _is_saved_with_adapter(model, n)
         for n, p in model.named_parameters()
@@ -236,17 +256,69 @@ def save_adapter(
             "lora.export=adapter with lora.train_rest=true: the adapters do not contain all "
             "trained weights; use lora.export=merged"
         )
-    if Path(base).is_dir():
-        base = str(Path(base).absolute())  # peft finds it from any working directory
-    config.base_model_name_or_path, config.revision = base, revision
-    config.inference_mode = True
-    config.save_pretrained(str(folder))
     weights = {
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.to("cpu", copy=True)
+        name.replace(f".{ADAPTER}.", "."): tensor.to("cpu", copy=True)
         for name, tensor in stream
         if _is_saved_with_adapter(model, name)
     }
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if earlier:  # peft loads one adapter on a whole model
+        config, weights = fold_adapters([(config, weights)], earlier)
+    config = copy(config)
+    base = str(bottom.path)
+    if Path(base).is_dir():
+        base = str(Path(base).absolute())  # peft finds it from any working directory
+    config.base_model_name_or_path, config.revision = base, bottom.revision
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    save_file(
+        {f"{PREFIX}{name}": weight for name, weight in weights.items()},
+        folder / "adapter_model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def fold_adapters(
+    stack: Sequence[tuple[Any, dict[str, Tensor]]], chain: Iterable[Adapter]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return the config and weights of one adapter that adds what many adapters add together.
+
+    ``stack`` has the config and weights of new adapters, and ``chain`` the stored ones below, from
+    the last to the first trained. A layer gets A = [A1; A2] and B = [s1 B1, s2 B2], with the
+    scalings s. Zeros fill ranks below the largest. Whole modules are those of the last adapter.
+
+    Raises:
+        ConfigError: if an adapter has other weights than A, B and whole modules.
+    """
+    from peft.utils.other import get_pattern_key
+
+    stack = [*stack, *((each.config, load_adapter_weights(each.source)) for each in chain)]
+    layers, folded, heads = defaultdict[str, list[LowRank]](list), dict[str, Tensor](), set[str]()
+    for config, weights in reversed(stack):
+        heads |= (own := set(config.modules_to_save or ()))
+        for name, weight in weights.items():
+            layer, part, _ = name.rpartition(".lora_A.")
+            if part and (b_OR := weights.get(f"{layer}.lora_B.weight")) is not None:
+                pattern = get_pattern_key(config.alpha_pattern, layer)
+                alpha = config.alpha_pattern.get(pattern, config.lora_alpha)
+                scaling = alpha / len(weight) ** (0.5 if config.use_rslora else 1)
+                layers[layer].append(LowRank(weight.float(), b_OR.float(), scaling))
+            elif not own.isdisjoint(name.split(".")):
+                folded[name] = weight
+            elif not name.endswith(".lora_B.weight"):
+                raise ConfigError(
+                    f"lora.export=adapter: the run starts from an adapter that has {name}, which "
+                    "cannot be part of the adapter to save; use lora.export=merged"
+                )
+    rank = max(sum(len(part.a_RI) for part in parts) for parts in layers.values())
+    for layer, parts in layers.items():
+        a_RI = torch.cat([part.a_RI for part in parts])
+        b_OR = torch.cat([part.scaling * part.b_OR for part in parts], dim=1)
+        folded[f"{layer}.lora_A.weight"] = pad(a_RI, (0, 0, 0, rank - len(a_RI)))
+        folded[f"{layer}.lora_B.weight"] = pad(b_OR, (0, rank - len(a_RI)))
+    config = copy(stack[0][0])
+    config.r = config.lora_alpha = rank
+    config.target_modules, config.modules_to_save = set(layers), sorted(heads) or None
+    return config, folded
 
 
 def _is_saved_with_adapter(model: PreTrainedModel, name: str) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from pathlib import Path
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import Device, Dtype, ModelInit, Phase
+from rlhf.config.roles import starting_models
 from rlhf.config.schema.run import RunConfig
+from rlhf.models.sources import ModelSource
 from rlhf.options.lora.keys import LoraExport, LoraRole
 
 
@@ -53,9 +56,22 @@ def _check_adapters(config: RunConfig) -> None:
             )
 
 
-def check_models(config: RunConfig, _: Container[Phase]) -> None:
-    """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have."""
+def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have.
+
+    An adapter in a folder that ``phases`` start from must fit into the adapter to save.
+    """
     lora = config.lora
+    if lora.export is LoraExport.adapter:
+        order = [phase for phase in config.phase.order if phase in phases]
+        found = {key: model for phase in order for key, model in starting_models(config, phase)}
+        for key, model in found.items():
+            source = ModelSource.from_config(model, key=key)
+            if (Path(str(source.path)) / "adapter_config.json").is_file():
+                from rlhf.models.pretrained import find_adapter_chain
+                from rlhf.options.lora.models import fold_adapters
+
+                fold_adapters([], find_adapter_chain(source)[0])
     if not lora.target_modules or not {LoraRole.sft, LoraRole.actor} & {*lora.roles}:
         return
     from rlhf.options.lora.models import add_adapters  # imports torch

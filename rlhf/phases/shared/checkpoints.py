@@ -13,6 +13,7 @@ import torch
 from rlhf.base.errors import RlhfError
 from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.config.choices import Phase
+from rlhf.config.run_dir import point_latest_to
 from rlhf.config.schema.run import AlarmName
 from rlhf.options import CheckpointConfig
 from rlhf.phases.shared.context import RunContext
@@ -125,6 +126,8 @@ class Checkpoints:
             self._context.heartbeat.start()
             yield self.step + 1
             self.step += 1
+            if self.step == 1 and self._context.ranks.is_main:
+                point_latest_to(self._context.run_dir, self._context.console.say)
             self._finish_step()
         self._context.heartbeat.stop()
         if (step := self.models_step) != self.step:

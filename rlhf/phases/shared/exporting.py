@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ from rlhf.base.versions import installed_version
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
+from rlhf.models.tokenizers import with_separate_padding
 from rlhf.options import RolloutConfig, hooks_of
 from rlhf.phases.shared.context import RunContext
-from rlhf.run.model_card import origin_sections, python_example
+from rlhf.run.model_card import origin_sections, python_example, scorer_example
 from rlhf.run.model_folder import (
     SHARD_BYTES,
     Stream,
@@ -92,13 +93,22 @@ def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
 
 
 def save_export(
-    context: RunContext, export: Export, folder: Path, *, what: str, answers: bool = True
+    context: RunContext,
+    export: Export,
+    folder: Path,
+    *,
+    what: str,
+    answers: bool = True,
+    example: str | None = None,
 ) -> None:
     """Write a model as a Hugging Face folder; every rank must call this function.
 
     ``what`` describes the model on its model card. If the model ``answers``, the card has an
-    example call.
+    example call. A scorer's tokenizer and config pad with another token than the end token, at
+    which transformers then reads its score; its card has a call with ``example`` if this call gives
+    the score: a folder with only an adapter, or with more members, takes more than transformers.
     """
+    tokenizer = context.tokenizer if answers else with_separate_padding(context.tokenizer)
     if context.ranks.is_main:
         made = f"Made by `rlhf` {installed_version('rlhf')}, run `{context.config.name}`"
         settings = f"seed {context.config.seed}; its config.yaml holds every setting"
@@ -108,14 +118,16 @@ def save_export(
             description += _example_call(context, folder)
         else:
             description += " Pad batches on the right: GPT-2 scores other padding wrongly."
+            export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+            if example is not None and export.save is save_from_stream and not export.write_more:
+                place = f"{folder.parent.name}/{folder.name}"
+                description += _format_code(scorer_example(place, example))
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         own = context.config.reward_model if folder.parent.name == Phase.reward else None
         base = own.path if own and own.path else context.config.model.path
         base = None if base is None or Path(base).exists() or base.count("/") != 1 else base
-        save_model(
-            folder, export.write, context.tokenizer, description=description, base_model=base
-        )
+        save_model(folder, export.write, tokenizer, description=description, base_model=base)
     else:
         export.write(None)
     context.ranks.barrier()
@@ -129,6 +141,7 @@ def save_trained_model(
     source: ModelSource,
     what: str,
     answers: bool = True,
+    example: str | None = None,
     write_more: Callable[[Path], None] | None = None,
 ) -> None:
     """Write an engine's model, trained from ``source``, in the form that the run's options select.
@@ -136,7 +149,7 @@ def save_trained_model(
     ``write_more`` writes further files into the model's folder.
     """
     export = build_export(context.config, engine, source)._replace(write_more=write_more)
-    save_export(context, export, folder, what=what, answers=answers)
+    save_export(context, export, folder, what=what, answers=answers, example=example)
 
 
 def _example_call(context: RunContext, folder: Path) -> str:
@@ -147,4 +160,8 @@ def _example_call(context: RunContext, folder: Path) -> str:
         [record.prompt or "" for record in records],
         has_chat_template=context.tokenizer.chat_template is not None,
     )
-    return "\n\n```python\n" + "\n".join(call) + "\n```"
+    return _format_code(call)
+
+
+def _format_code(lines: Sequence[str]) -> str:
+    return "\n\n```python\n" + "\n".join(lines) + "\n```"

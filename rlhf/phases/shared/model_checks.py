@@ -5,17 +5,24 @@ Nothing is downloaded. transformers is imported only if a model's classes must b
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Container, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
-from rlhf.config.roles import has_reward_model, reward_model_base
+from rlhf.config.roles import (
+    given_reward_model,
+    has_reward_model,
+    reward_model_base,
+    tokenizer_base,
+)
 from rlhf.config.schema.model import ModelConfig, check_sequence_lengths
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource, config_fields
+from rlhf.models.tokenizers import check_same_tokens, read_tokens
 from rlhf.options import Backend, hooks_of
 
 if TYPE_CHECKING:
@@ -92,7 +99,25 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         )
 
 
-def require_named_layers(config: RunConfig, phases: Container[Phase]) -> None:
+def require_same_tokens(config: RunConfig, _: Container[Phase]) -> None:
+    """Raise ConfigError if a pretrained reward model has no place for a token of the actor."""
+    if (model := given_reward_model(config)) is None:
+        return
+    key, owner = tokenizer_base(config)
+    if config.from_run is not None:
+        owner = replace(owner, tokenizer=f"{config.from_run}/tokenizer", end_token=None)
+    own, theirs = read_tokens(owner, key=key), read_tokens(model, key="reward_model")
+    if own is not None and theirs is not None:
+        check_same_tokens(own, theirs, place=str(model.path))
+    rows = config_fields(model, key="reward_model").get("vocab_size")
+    if own is not None and isinstance(rows, int) and own.last_id >= rows:
+        raise ConfigError(
+            f"reward_model.path={model.path}: the model has {rows} embeddings, and the actor can "
+            f"write the token id {own.last_id}; use a reward model with the tokens of the actor"
+        )
+
+
+def require_named_layers(config: RunConfig, phases: Collection[Phase]) -> None:
     """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
     for check in hooks_of("rules", "check_models", config):
         check(config, phases)
@@ -121,4 +146,10 @@ def find_model_config(key: str, model: ModelConfig) -> PreTrainedConfig | None:
 
 
 # Both plan=only and the start of a run, before its first phase, make these checks.
-MODEL_CHECKS = (require_positions, require_scorer, require_fast_decoding, require_named_layers)
+MODEL_CHECKS = (
+    require_positions,
+    require_scorer,
+    require_same_tokens,
+    require_fast_decoding,
+    require_named_layers,
+)

@@ -5,10 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import (
+    AutoPeftModelForCausalLM,
+    AutoPeftModelForSequenceClassification,
+    PeftModel,
+    get_peft_model,
+)
+from peft import (
+    LoraConfig as PeftConfig,
+)
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config.freeze import to_run_config
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
@@ -22,6 +31,8 @@ from rlhf.options.lora.models import (
     merge_adapters_in_stream,
     save_adapter,
 )
+from rlhf.runtime.start_checks import check_before_start
+from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import (
     FAMILIES,
@@ -165,12 +176,22 @@ def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
     assert torch.equal(merged, (w + 2.0 * (b @ a)).bfloat16())
 
 
-def trained_on(base: Path | str, tokenizer, *, seed: int = 5):
+def trained_on(base: Path | str, tokenizer, *, seed: int = 5, **changes):
     """A model with trained adapters over the model in a folder."""
     source = ModelSource(key="m", path=str(base))
-    model = build_actor(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
+    extensions = adding(spec(**changes), seed=4)
+    model = build_actor(source, tokenizer, seed=4, extensions=extensions).eval()
     disturb(model, seed=seed)
     return model
+
+
+def read_config(folder: Path) -> dict:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def change_config(folder: Path, **changes) -> None:
+    text = json.dumps(read_config(folder) | changes)
+    (folder / "adapter_config.json").write_text(text)
 
 
 def save(folder: Path, model, *, base: Path | str) -> None:
@@ -232,17 +253,71 @@ def test_a_reward_models_adapter_holds_its_head(family, tokenizer, tmp_path: Pat
     torch.testing.assert_close(at_the_end, values_of(scorer)[:, -1], **CLOSE)
 
 
-def test_an_adapter_over_an_adapter_is_merged_twice(tokenizer, tmp_path: Path, monkeypatch) -> None:
-    """Their folders are found from anywhere."""
-    save_base(tmp_path / "base", "llama", tokenizer)
+@pytest.mark.filterwarnings(THEIR_WARNING)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_adapters_over_adapters_are_saved_as_one_that_peft_merges(
+    family, tokenizer, tmp_path: Path, monkeypatch
+) -> None:
+    """SFT, PPO on it, and a third round, from relative folders, with other layers and scalings."""
+    save_base(tmp_path / "base", family, tokenizer)
     monkeypatch.chdir(tmp_path)
-    for name, base, seed in (("first", "base", 5), ("second", "first", 6)):
-        model = trained_on(base, tokenizer, seed=seed)
+    ends = {"llama": "q_proj", "gpt2": "c_attn"}[family]
+    rounds = {"first": {}, "second": {"target_modules": [ends], "alpha": 1.5}, "third": {"rank": 2}}
+    base = "base"
+    for seed, (name, changes) in enumerate(rounds.items()):
+        model = trained_on(base, tokenizer, seed=seed, **changes)
         save(Path(name), model, base=base)
+        if name == "first":  # as peft users write it: one layer with an alpha of its own
+            change_config(Path(name), use_rslora=True, alpha_pattern={f"0.*{ends}": 12})
+        base = name
     monkeypatch.chdir("first")
-    loaded = build_actor(ModelSource(key="m", path="../second"), tokenizer, seed=7).eval()
-    torch.testing.assert_close(logits_of(loaded), logits_of(model), **CLOSE)
-    assert all(p.requires_grad for p in loaded.parameters()), "trained like those of a whole folder"
+    ours = build_actor(ModelSource(key="m", path="../third"), tokenizer, seed=7).eval()
+    assert all(p.requires_grad for p in ours.parameters()), "trained like those of a whole folder"
+    theirs = AutoPeftModelForCausalLM.from_pretrained("../third").merge_and_unload().eval()
+    for merged in (ours, theirs):
+        torch.testing.assert_close(logits_of(merged), logits_of(model), **CLOSE)
+    stored = read_config(tmp_path / "third")
+    assert stored["base_model_name_or_path"] == str(tmp_path / "base")
+    assert stored["r"] == 3 + 3 + 2
+
+
+@pytest.mark.filterwarnings(THEIR_WARNING)
+def test_a_critic_on_a_reward_model_on_an_sft_model_is_one_adapter(tokenizer, tmp_path) -> None:
+    save_base(tmp_path / "base", "llama", tokenizer)
+    save(tmp_path / "sft", trained_on(tmp_path / "base", tokenizer), base=tmp_path / "base")
+    for name, base in (("reward", "sft"), ("critic", "reward")):
+        source = ModelSource(key="m", path=str(tmp_path / base))
+        scorer = build_scorer(source, tokenizer, seed=4, extensions=adding(spec(), seed=4)).eval()
+        disturb(scorer, seed=len(name))
+        save(tmp_path / name, scorer.pretrained, base=tmp_path / base)
+        theirs = AutoPeftModelForSequenceClassification.from_pretrained(
+            tmp_path / name, num_labels=1, pad_token_id=tokenizer.pad_token_id
+        )
+        with torch.no_grad():
+            at_the_end = theirs.merge_and_unload().eval()(IDS).logits[:, 0]
+        torch.testing.assert_close(at_the_end, values_of(scorer)[:, -1], **CLOSE)
+        require_one_label_model(ModelSource(key="reward_model.path", path=str(tmp_path / name)))
+
+
+@pytest.mark.filterwarnings(THEIR_WARNING)
+def test_what_one_adapter_cannot_contain_is_refused_at_the_start(
+    tokenizer, tmp_path: Path, compose: Compose
+) -> None:
+    base, first = tmp_path / "base", tmp_path / "first"
+    save_base(base, "llama", tokenizer)
+    model = trained_on(base, tokenizer)
+    theirs = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base),
+        PeftConfig(r=2, target_modules=["q_proj"], use_dora=True, task_type="CAUSAL_LM"),
+    )
+    theirs.save_pretrained(first)
+    change_config(first, base_model_name_or_path=str(base))
+    words = ["model=pretrained", f"model.path={first}", "lora=all", "data.template=plain"]
+    check_before_start(to_run_config(compose(words)))
+    with pytest.raises(ConfigError, match=r"lora_magnitude_vector.* use lora\.export=merged"):
+        check_before_start(to_run_config(compose([*words, "lora.export=adapter"])))
+    with pytest.raises(ConfigError, match="lora_magnitude_vector"):  # an adapter of the hub
+        save(tmp_path / "second", model, base=first)
 
 
 def test_new_tokens_have_the_same_embeddings_when_an_adapter_comes_back(tmp_path: Path) -> None:
@@ -270,7 +345,8 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
         (state, "gone", r"base_model_name_or_path=.*gone is not a local folder"),
         (state, "wide", r"model\.path=.*does not fit its base .*size mismatch"),
     ):
-        save_adapter(folder, model, own.items(), base=str(tmp_path / below))
+        save_adapter(folder, model, own.items(), base=str(base))
+        change_config(folder, base_model_name_or_path=str(tmp_path / below))
         with pytest.raises(CheckpointError, match=message):
             build_actor(place, tokenizer, seed=1)
 
