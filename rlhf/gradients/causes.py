@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
-from rlhf.config.schema.keys import Limit
+from rlhf.config.schema.keys import LossLimit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
@@ -74,7 +74,7 @@ def _limits(name: str, ppo: PpoConfig) -> bool:
     return getattr(ppo, name) not in (None, NO_LIMITS[name])
 
 
-LIMITS: dict[str, Limit] = {
+LIMITS: dict[str, LossLimit] = {
     each.name: each.metadata["limit"] for each in fields(PpoConfig) if "limit" in each.metadata
 }
 NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}

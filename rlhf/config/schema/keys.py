@@ -102,7 +102,7 @@ def needs(key: str, *values: str, fix: str = "") -> Unread:
     return Unread((key,), is_unread, fix or f"use {{key}}={' or '.join(values)}")
 
 
-class Limit(NamedTuple):
+class LossLimit(NamedTuple):
     """A limit on the tokens, or weights, that a loss learns from, which biases its gradient."""
 
     off: Any  # the value without a limit
@@ -117,7 +117,7 @@ def key(
     at_resume: AtResume | None = None,
     is_inherited: bool | None = None,
     unread: Sequence[Unread] | None = None,
-    limit: Limit | None = None,
+    limit: LossLimit | None = None,
     is_place: bool | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.

@@ -25,7 +25,7 @@ from rlhf.config.schema.keys import (
     ROWS,
     SCORE,
     AtResume,
-    Limit,
+    LossLimit,
     Unread,
     key,
     needs,
@@ -53,7 +53,7 @@ MASKED = Unread(
 )
 
 
-CLIP = Limit(math.inf, "tokens that have moved far are left out")
+CLIP = LossLimit(math.inf, "tokens that have moved far are left out")
 SCORED = Unread(("missing_end_score",), lambda score: score is not None, "use {key}=null")
 PENALTY = needs("kl_ctl", fix="use {key}=0.1")
 CISPO_HIGH = Unread(
@@ -125,7 +125,7 @@ class PpoKeys(AdamWConfig):
     dual_clip: float | None = key(
         ABOVE_1,
         unread=[needs("surrogate", "clip")],
-        limit=Limit(None, "losses of bad tokens are bounded"),
+        limit=LossLimit(None, "losses of bad tokens are bounded"),
     )
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
     cliprange_value: float | None = key(ABOVE_0, unread=[CRITIC, VALUE_LOSS])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, Limit, key, needs
+from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, LossLimit, key, needs
 
 
 class RolloutCorrection(StrEnum):
@@ -27,9 +27,9 @@ class CorrectionMode(StrEnum):
 
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
 UNREAD = {"rollout.max_logprob_mismatch": needs("ppo.rollout_correction", "none")}
-CAP = Limit(math.inf, "large weights are cut off, or become 0")
-FLOOR = Limit(0.0, "tokens with small weights are left out")
-MASK = Limit(None, "bad responses that the policy has left are left out")
+CAP = LossLimit(math.inf, "large weights are cut off, or become 0")
+FLOOR = LossLimit(0.0, "tokens with small weights are left out")
+MASK = LossLimit(None, "bad responses that the policy has left are left out")
 
 
 @dataclass(kw_only=True)
