@@ -22,6 +22,7 @@ from rlhf.phases import sft
 from rlhf.phases.ppo import loop
 from rlhf.phases.shared import checkpoints
 from rlhf.run.tracker import Tracker
+from rlhf.run.trackers import FileTracker
 
 PATH = "tests.killer:Killer"
 
@@ -65,13 +66,26 @@ class Killer(Tracker):
         return write_checkpoint
 
 
-class DenormalFinder(Tracker):
-    """Ends the process if one of its threads computes with denormal numbers."""
+class OfTrainingThread(Tracker):
+    """Calls ``log_step`` in the thread that trains; trackers have a thread of their own."""
 
     def __init__(self, *_: object) -> None:
-        pass
+        original = FileTracker.log
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        def log(files: FileTracker, phase: str, step: int, values: Mapping[str, float]) -> None:
+            self.log_step(phase, step)
+            original(files, phase, step, values)
+
+        FileTracker.log = log  # type: ignore[method-assign]
+
+    def log_step(self, phase: str, step: int) -> None:
+        raise NotImplementedError
+
+
+class DenormalFinder(OfTrainingThread):
+    """Ends the process if the thread that trains computes with denormal numbers."""
+
+    def log_step(self, phase: str, step: int) -> None:
         products = torch.full((2**22,), 2e-38) * 0.25
         if products.view(torch.int32).any():
             os._exit(7)
@@ -109,13 +123,14 @@ def cut_off(stream: Any) -> Any:
         yield tensor
 
 
-class Sleeper(Tracker):
+class Sleeper(OfTrainingThread):
     """Sleeps in the first step, as if the step did not end."""
 
     def __init__(self, _: object, run_dir: Path) -> None:
+        super().__init__()
         self._run_dir = run_dir
 
-    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+    def log_step(self, phase: str, step: int) -> None:
         if step == 1:
             (self._run_dir / "asleep").touch()
             time.sleep(300)
