@@ -213,6 +213,7 @@ DAMAGES = {
     "a set": ("config.yaml", "name: !!set {a}\n"),
     "digits": ("config.yaml", f"name: {'9' * 6000}\n"),
     "a NUL": ("config.yaml", 'name: x\nfrom_run: "\\0"\n'),
+    "a long command": ("command.txt", "python launch.py " + "x" * 3_000_000),
     "a deep line": ("metrics.jsonl", DEEP),
     "a deep alarm": ("alarms.jsonl", DEEP),
     "half an interval": ("result.json", with_result(gold_gain_ci=[1.0])),

@@ -25,7 +25,7 @@ alarms.* checkpoint.* data.cache_dir environment.max_failures environment.proces
 experiment from_run hardware.batch_size hardware.*_gb
 hardware.*_gib hardware.*_tflops hardware.keep_freed_memory hardware.name hardware.price_per_hour
 launcher.* model.learning_rates.* name phase.order plan resume reuse.* reward_model.learning_rates.*
-rollout.server.* run_dir tracking.* ppo.critic_check.*
+rollout.server.* run_dir tracking.* trust_run ppo.critic_check.*
 ppo.log_rollouts_every
 """
 
