@@ -30,7 +30,7 @@ pytestmark = [
 A100 = [*TINY_RUN, "hardware=a100_40g"]
 SHORT = ["experiment=smoke", "hardware=a100_40g", "rollout.max_response_tokens=4"]
 PPO = [*SHORT, "phase=ppo", "ppo.eval_prompts=4", "ppo.sample_every=9"]
-PPO += ["ppo.rollout_batch_size=8", "ppo.ppo_epochs=1", "ppo.ptx_eval_blocks=2"]
+PPO += ["ppo.rollout_batch_size=8", "ppo.ppo_epochs=1"]
 DPO = [*SHORT, "phase=dpo", "dpo.batch_size=16", "dpo.epochs=0.1", "dpo.eval_prompts=4"]
 DPO += ["dpo.eval_examples=8"]
 
@@ -90,6 +90,7 @@ def test_fp16_is_resumed_exported_and_evaluated(trained: Path, tmp_path: Path) -
     words = [*PPO, f"from_run={trained}", "hardware.dtype=fp16", "hardware.ranks_per_node=2"]
     words += ["zero=stage3_offload", "zero.param_persistence_threshold=0"]  # tiny ones sharded, too
     words += ["lora=default", "ppo.ema_beta=0.9", "zero.offload_ema=true", "ppo.ptx_coef=0.5"]
+    words += ["ppo.ptx_eval_blocks=2"]
     words += ["checkpoint.every_steps=1", *KEEP_ALL, "ppo.steps=2", "checkpoint.digest_every=1"]
     words += ["+zero.extra.fp16.initial_scale_power=8"]  # no step overflows, and so is skipped
     run_dir = tmp_path / "run"

@@ -206,7 +206,7 @@ def test_the_nodes_of_a_hostfile_are_one_run(start: Start, tmp_path: Path) -> No
     process = start(*command, PATH=f"{tmp_path}:{os.environ['PATH']}")
     said, complaint = process.communicate(timeout=180)
     assert process.returncode == 0, said + complaint
-    assert "--hostfile=hosts --master_addr=localhost" in said
+    assert f"--hostfile={tmp_path}/hosts --master_addr=localhost" in said
     assert said.count("sft on 2 x cpu") == 1, "one run, told once"
     assert metrics(run_dir)[-1]["sft/eval_perplexity"] > 0
 
