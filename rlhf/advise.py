@@ -44,10 +44,9 @@ PROBE = {
     "ppo.resampling_rounds": 0,  # this key and gdpo need an estimator that compares responses
     "ppo.gdpo": False,
     "ppo.shared_trunk": False,  # a trunk's critic does not learn alone
-    "ppo.num_layers_unfrozen": "null",
-    "ppo.num_value_layers": 0,
     "checkpoint.stop_after": "null",
 }
+OF_TRUNK = ("ppo.num_layers_unfrozen=", "ppo.num_value_layers=")  # refused without a trunk
 EXPLAINED = "ppo/explained_variance"
 
 
@@ -173,7 +172,8 @@ def _advise(options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
         run_dir = Path(folder) / "run"
         overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
-        command = [sys.executable, str(LAUNCHER), *options.words, *overrides]
+        words = [word for word in options.words if not word.startswith(OF_TRUNK)]
+        command = [sys.executable, str(LAUNCHER), *words, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
             raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
         metrics = read_json_lines(run_dir / "metrics.jsonl", METRICS)

@@ -39,7 +39,9 @@ def test_reward_and_dpo_have_a_noise_of_their_own(reward: float, dpo: float) -> 
     context: Any = SimpleNamespace(
         parts={Phase.sft: PART, Phase.reward: PART},
         config=SimpleNamespace(
-            seed=1, reward=SimpleNamespace(label_noise=reward), dpo=SimpleNamespace(label_noise=dpo)
+            data_seed=1,
+            reward=SimpleNamespace(label_noise=reward),
+            dpo=SimpleNamespace(label_noise=dpo),
         ),
     )
     shares = {

@@ -172,7 +172,7 @@ def test_activations_by_hand() -> None:
 # Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
 # norms 2 * 8 times input and result, RMSNorm's quotient, and its input in fp32.
 GROUPED = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 9}
-GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20}
+GROUPED |= {"num_key_value_heads": 2, "intermediate_size": 20, "head_dim": 2}
 BLOOM = {"hidden_size": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}
 
 

@@ -97,6 +97,7 @@ def without_values() -> Iterator[None]:
             (torch.nn.Linear, "reset_parameters", lambda _: None),
             (torch.nn.Embedding, "reset_parameters", lambda _: None),
             (PreTrainedModel, "_initialize_weights", lambda *_, **__: None),
+            (build, "_require_working_fields", lambda *_: None),
             (stage_1_and_2, "is_invalid_grad_norm", lambda _: False),
             (scoring, "count_failed_scores", lambda _: 0),
             (loop, "values_to_log", lambda *_: defaultdict(float)),

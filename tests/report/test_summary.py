@@ -213,7 +213,7 @@ def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
     run_dir: Path, score: list[float], gain: list[float] | None, change: str
 ) -> None:
     result = {"steps": 56, "score_before": 1, "score_after": 2, "score_gain_ci": score}
-    result |= {"gold_before": 0.5, "gold_gain_ci": gain} if gain else {}
+    result |= {"gold_before": 0.5, "gold_after": 0.5, "gold_gain_ci": gain} if gain else {}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     lines = [line.strip() for line in suggest_commands(run_dir)]
     assert [line for line in lines if "ppo." in line] == [f"python launch.py {change}"]

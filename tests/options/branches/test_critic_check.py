@@ -173,7 +173,8 @@ def test_a_run_learns_from_monte_carlo_targets(
     words += ["ppo.critic_check.every=1", "ppo.critic_check.states=4", "ppo.steps=2"]
     words += ["ppo.critic_check.branches=2"]
     context, notes = run_context(compose, tmp_path, monkeypatch, *RUN, *words)
-    run_ppo(context)
+    with context.opened:
+        run_ppo(context)
     assert notes.steps_with("ppo/critic_loss") == [1, 2]
     assert all(math.isfinite(x) for _, values in notes.logged for x in values.values())
 
@@ -185,7 +186,8 @@ def test_checks_change_nothing_of_a_run(
     for name, more in {"plain": [], "checked": CHECK}.items():
         (tmp_path / name).mkdir()
         context, notes = run_context(compose, tmp_path / name, monkeypatch, *RUN, *more)
-        run_ppo(context)
+        with context.opened:
+            run_ppo(context)
         runs.append(notes)
     plain, checked = runs
     for role in ("actor", "critic"):

@@ -86,7 +86,7 @@ def test_a_run_of_reused_phases_ends_resumes_and_notices_damage(tmp_path: Path) 
     os.chmod(weights, 0o644)
     weights.write_bytes(content)  # a hard link: the store's file and run one's too
     assert "is not used:" in sft("three")
-    run = launch("resume=two", cwd=tmp_path)
+    run = launch("resume=two", cwd=tmp_path, RLHF_CACHE=cache)
     assert run.returncode == 2
     assert "model.safetensors is damaged: it is not what was written" in run.stderr
 
