@@ -129,7 +129,7 @@ def pipe(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    path.symlink_to("/dev/zero")
+    path.symlink_to(__file__)  # not /dev/zero: with the fault, a copy would fill the drive
 
 
 @pytest.mark.parametrize("make", [link, pipe])

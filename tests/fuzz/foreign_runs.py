@@ -8,6 +8,7 @@ import argparse
 import io
 import json
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -43,6 +44,7 @@ from tests.quick_hydra import compose_once, compose_quickly
 VARIABLES = {"PLAIN_VARIABLE": "zz-plain-value", "AWS_SECRET_ACCESS_KEY": "zz-secret-value-9"}
 SECRET = "zz-line-of-a-file"
 STEP = 1
+LARGEST_FILE = 1 << 26  # bytes; with a fault, a copy of /dev/zero would fill the drive
 SECONDS = 90.0  # after which a command hangs; an evaluation takes seconds
 DEEP = "[" * 50_000
 BOMB = (
@@ -319,6 +321,7 @@ def act(command: Callable[[Path], object], run: Path, home: Path) -> None:
     said = home.parent / "said"
     for descriptor in (1, 2):
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     os.chdir(run.parent)
     os.environ.update(VARIABLES, PYTHONPATH=str(home), HOME=str(home.parent))
     os.environ.pop("HF_HUB_OFFLINE", None)
@@ -370,6 +373,7 @@ def find_faults(
     os.environ["LISTENER"] = str(listener.getsockname()[1])
     for case, _ in zip(cases(seed, base, folder), range(count), strict=False):
         verdict, text = judged(case, seconds=SECONDS)
+        shutil.rmtree(folder / case.name.partition(",")[0])
         try:
             listener.accept()
         except BlockingIOError:
