@@ -172,8 +172,8 @@ def _advise(options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
         run_dir = Path(folder) / "run"
         overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
-        words = [word for word in options.words if not word.startswith(OF_TRUNK)]
-        command = [sys.executable, str(LAUNCHER), *words, *overrides]
+        given = [word for word in options.words if not word.startswith(OF_TRUNK)]
+        command = [sys.executable, str(LAUNCHER), *given, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
             raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
         metrics = read_json_lines(run_dir / "metrics.jsonl", METRICS)

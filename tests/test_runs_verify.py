@@ -155,7 +155,7 @@ def test_a_relative_path_of_the_command_is_the_whole_one_of_the_run(
     words = ["data=local", "data.path=[./mine.jsonl]", "data.template=plain"]
     words.append("data.eval_path=other.jsonl")
     config = to_run_config(compose([*words[:3], f"data.eval_path={tmp_path}/others.jsonl"]))
-    run = CheckedRun(tmp_path, store_whole_paths(config), {}, "", 1, 0, trusts_run=False)
+    run = CheckedRun(tmp_path, store_whole_paths(config), {}, "", 1, 0, trusts_run=True)
     write_command(words, tmp_path)
     job = Job(compose(words), words, is_plan=True)
     monkeypatch.setattr(launch_command, "compose_job", lambda *_: nullcontext(job))
