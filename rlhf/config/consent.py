@@ -16,6 +16,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import COMMAND, FROZEN, INPUTS, read_command, read_frozen_keys
+from rlhf.options import Backend
 
 # Patterns of the keys that let a run execute code from models, environments and users.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
@@ -56,7 +57,9 @@ def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
     keys = read_frozen_keys(run_dir)
     for key, value in keys.items():
         is_cache = key == "data.cache_dir" and expand_user_path(value, key=key) == cache_folder()
-        is_unread = key.startswith("rollout.server.") and keys.get("rollout.backend") != "vllm"
+        is_unread = (
+            key.startswith("rollout.server.") and keys.get("rollout.backend") != Backend.vllm_server
+        )
         if value and re.fullmatch(OUTSIDE, key, re.DOTALL) and not is_cache and not is_unread:
             yield key
 

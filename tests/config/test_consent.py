@@ -128,7 +128,7 @@ REACHING: dict[str, dict[str, Any]] = {
     "reward.groups_path": {"reward": {"groups_path": "/groups"}},
     "ppo.teacher_path": {"ppo": {"teacher_path": "someone/model"}},
     "zero.nvme_path": {"zero": {"nvme_path": "/elsewhere"}},
-    "rollout.server.url": {"rollout": {"backend": "vllm"}},
+    "rollout.server.url": {"rollout": {"backend": "vllm_server"}},
     "launcher.hostfile": {"launcher": {"hostfile": "/hosts"}},
     "tracking.others": {"tracking": {"others": ["evil:Tracker"]}},
     "environment.id": {"environment": {"id": "game:Guess"}},
