@@ -2,35 +2,27 @@
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any, Self
+from contextlib import AbstractContextManager, suppress
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.local_server import LocalServer
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint(LocalServer):
     """A server on localhost; ``faults`` are taken from the front, one for each request."""
 
-    daemon_threads = True
     path = "score"
 
     def __init__(self, handler: "type[EndpointHandler] | None" = None) -> None:
-        super().__init__(("127.0.0.1", 0), handler or _Handler)
+        super().__init__(handler or _Handler)
         self.faults: list[str] = []
         self.requests: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/{self.path}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Self]:
-        with self:
-            Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
-            yield self
-            self.shutdown()
+        return f"{super().url}/{self.path}"
 
 
 def endpoint() -> AbstractContextManager[Endpoint]:

@@ -2,36 +2,23 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import Any, Self
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.local_server import LocalServer
 
 WAS_STARTED = '{"t": 1}'  # wandb resumes no run without this key
 PROJECT = {"id": "p", "name": "p", "entity": {"id": "e", "name": "e"}}
 
 
-class WandbServer(ThreadingHTTPServer):
+class WandbServer(LocalServer):
     """A server on localhost that keeps the rows and the summary of each run."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.summaries: dict[str, str] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Self]:
-        with self:
-            Thread(target=self.serve_forever, args=[0.02], daemon=True).start()
-            yield self
-            self.shutdown()
 
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the data with which GraphQL answers an operation."""
