@@ -114,7 +114,7 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
     earlier = order[: order.index(phase)]
     if start:
         checkpoint = load_checkpoint(checkpoint_folder(run_dir / phase, start))
-        sizes = checkpoint.state.get("logs", {})
+        sizes = checkpoint.state["logs"]
         for name in sizes.keys() & LOGS:
             (target / name).write_bytes((read_bytes(run_dir / name) or b"")[: sizes[name]])
     else:

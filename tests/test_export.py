@@ -187,7 +187,7 @@ def keeps_checkpoint(folder: Path, *words: str, compose: Compose) -> Path:
     write_frozen_config(to_run_config(compose([*paths, *words])), run_dir)
     engine = RLHFEngine(replace(to_run_config(compose([*paths, "ppo.steps=1"])), run_dir=None))
     streams = {name: each.training_state.stream() for name, each in engine.trained_engines.items()}
-    write_checkpoint(run_dir / "ppo", 1, streams, {}, wanted_bytes=0)
+    write_checkpoint(run_dir / "ppo", 1, streams, {"logs": {}}, wanted_bytes=0)
     engine.close()
     return run_dir
 

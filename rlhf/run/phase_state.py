@@ -42,7 +42,7 @@ from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
-STATE_FORM = {"step": int, "logs?": {OTHERS: int}}
+STATE_FORM = {"step": int, "logs": {OTHERS: int}}
 GIB = 1 << 30
 RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
 Streams = Mapping[str, Iterable[TensorSlice]]  # this rank's slices of each engine's tensors

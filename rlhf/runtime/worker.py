@@ -263,7 +263,7 @@ def drop_repeated_lines(
     begun = set()
     for name in LOGS:
         for checkpoint in resumes.values():
-            truncate_file(run_dir / name, checkpoint.state.get("logs", {}).get(name, 0))
+            truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
         begun |= drop_lines_of_phases(run_dir / name, again)
     for phase in sorted(begun):
         say(f"{phase}: begins again, as it was stopped before its first checkpoint")

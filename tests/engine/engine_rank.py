@@ -175,7 +175,7 @@ def check_checkpoint(ranks: Ranks, zero: ZeroConfig, folder: Path) -> None:
     def carry(source: Any, target: Any, place: Path, writers: Ranks) -> None:
         if source is not alone or ranks.is_main:
             stream = {"model": source.training_state.stream()}
-            write_checkpoint(place, 1, stream, {}, wanted_bytes=0, ranks=writers)
+            write_checkpoint(place, 1, stream, {"logs": {}}, wanted_bytes=0, ranks=writers)
         ranks.barrier()
         stored = load_checkpoint(checkpoint_folder(place, 1), ranks)
         target.training_state.load(stored.build_tensor_reader("model"))

@@ -40,9 +40,17 @@ TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b"
 
 def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
     streams = {"model": [(name, 0, tensor) for name, tensor in TENSORS.items()]}
-    state = {"results": {"before": 0.5}}
+    state = {"results": {"before": 0.5}, "logs": {}}
     write_checkpoint(phase_dir, step, streams, state, wanted_bytes=wanted_bytes)
     return checkpoint_folder(phase_dir, step)
+
+
+def test_a_checkpoint_without_the_sizes_of_the_logs_is_refused(tmp_path: Path) -> None:
+    """Not taken as zeros, to which a resumed run would cut its metrics."""
+    streams = {"model": [("weights/a", 0, torch.ones(1))]}
+    write_checkpoint(tmp_path, 1, streams, {}, wanted_bytes=0)
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged.*logs is missing"):
+        load_checkpoint(checkpoint_folder(tmp_path, 1))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_a_full_drive_leaves_the_earlier_checkpoint(small_drive: Path) -> None:
     earlier = write(small_drive, 1)
     streams = {"model": [("weights/a", 0, torch.zeros(1 << 15))]}
     with pytest.raises(CheckpointError, match="Earlier checkpoints are intact"):
-        write_checkpoint(small_drive, 2, streams, {}, wanted_bytes=1)
+        write_checkpoint(small_drive, 2, streams, {"logs": {}}, wanted_bytes=1)
     assert checkpoint_folders(small_drive) == [earlier]
     assert load_checkpoint(earlier).step == 1
     assert [path.name for path in earlier.parent.iterdir()] == [earlier.name], "nothing is left"
@@ -214,7 +222,7 @@ def share(ranks: Ranks, tensors: Mapping[str, torch.Tensor]) -> Iterator[TensorS
 
 def write_by_all(phase_dir: Path, ranks: Ranks, tensors: Mapping[str, torch.Tensor]) -> None:
     streams = {"model": share(ranks, tensors)}
-    write_checkpoint(phase_dir, 2, streams, {}, wanted_bytes=1, ranks=ranks)
+    write_checkpoint(phase_dir, 2, streams, {"logs": {}}, wanted_bytes=1, ranks=ranks)
 
 
 @pytest.mark.parametrize("writers", [1, 2, 3])
@@ -275,7 +283,7 @@ def test_all_ranks_beat_while_one_of_them_saves(
 
     def save(ranks: Thread) -> int:
         streams = {"model": ((str(n), 0, torch.ones(2)) for n in range(3 if ranks.rank else 0))}
-        write_checkpoint(tmp_path, 2, streams, {}, wanted_bytes=1, ranks=ranks)
+        write_checkpoint(tmp_path, 2, streams, {"logs": {}}, wanted_bytes=1, ranks=ranks)
         return beats[threading.get_ident()]
 
     for found in on_ranks(3, save):
@@ -312,7 +320,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(
             if ranks.rank == 1:
                 raise SystemExit
 
-        write_checkpoint(tmp_path, 2, {"model": dying()}, {}, wanted_bytes=1, ranks=ranks)
+        write_checkpoint(tmp_path, 2, {"model": dying()}, {"logs": {}}, wanted_bytes=1, ranks=ranks)
 
     found = on_ranks(3, save)
     assert [type(each) for each in found].count(SystemExit) == 1
