@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from rlhf.base.decoder_modules import DecoderModules
     from rlhf.base.types import (
-        Engine,
         RolloutBackend,
         TokenEngine,
         TokenModel,
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from rlhf.phases.reward import RewardTrainer
     from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
-    from rlhf.phases.shared.exporting import Export
-    from rlhf.plan.phase_memory import PhaseMemory
-    from rlhf.plan.phase_plan import PhasePlan
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rewards.rules import ScoreFunction
@@ -60,9 +56,6 @@ class BackendsSeam(Protocol):
 
     Used by hybrid_engine and vllm.
     """
-
-    IS_SERVER: bool
-    """True if a server samples, with one rollout's weights at a time, instead of the run's GPUs."""
 
     def check(self, config: RunConfig, model: PreTrainedConfig | None) -> None:
         """Raise an error if the backend cannot sample on this machine, or from this ``model``."""
@@ -280,22 +273,6 @@ class CostsSeam(Protocol):
     def num_added_evaluations(self, config: RunConfig) -> int:
         """Return the number of evaluations on the held-out prompts that the option adds."""
 
-    def added_evaluation_seconds(self, scene: PhaseMemory, micro: int) -> float:
-        """Return the seconds of the option's evaluations, in micro-batches of size ``micro``."""
-
-    def adapt_ppo_plan(
-        self,
-        scene: PhaseMemory,
-        plan: PhasePlan,
-        plan_ppo: Callable[[PhaseMemory], PhasePlan],
-        plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
-    ) -> PhasePlan:
-        """Return ``plan``, changed if processes other than the ranks take part in PPO.
-
-        ``plan_ppo(scene)`` plans PPO with the micro-batch and the rows of ``plan``.
-        ``plan_rollout(scene, responses, rows)`` plans sampling, with ``rows`` decoded at once.
-        """
-
     def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
 
@@ -336,15 +313,6 @@ class ModelsSeam(Protocol):
         self, config: RunConfig, phase: Phase, actor: TokenEngine
     ) -> TokenModel | ModelSource | None:
         """Return the reference of ``phase``, or where to load it; None: a copy of the policy."""
-
-    def find_export(
-        self, config: RunConfig, engine: Engine, source: ModelSource | None
-    ) -> Export | None:
-        """Return how to save the engine's model; None to save its own tensors.
-
-        ``source`` is the model that training started from; None to save an ordinary model with
-        all weights.
-        """
 
     def build_reward_trainer(
         self, context: RunContext, steps: list[PairStep], pairs: Dataset

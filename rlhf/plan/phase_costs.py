@@ -41,12 +41,14 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     """Return the plan of a phase with the fastest micro-batch that fits, or with least memory.
 
     If the earlier plan ``like`` is given, its micro-batch and rows are used, and only then may
-    options rearrange PPO: so options do not affect which micro-batch and rows are chosen.
+    sampling processes rearrange PPO: they do not affect which micro-batch and rows are chosen.
     """
     if scene.phase is Phase.ppo:
         found = _plan_ppo(scene, like)
-        for adapt in scene.at.hooks("adapt_ppo_plan") if like else ():
-            found = adapt(scene, found, lambda other: _plan_ppo(other, like), _plan_rollout)
+        if like and scene.config.rollout.overlap:
+            from rlhf.options.ahead.costs import plan_overlap
+
+            return plan_overlap(scene, found, lambda other: _plan_ppo(other, like), _plan_rollout)
         return found
     plan = batch_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
@@ -294,8 +296,19 @@ def seconds_outside_ppo_steps(
         answering += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
         )
-    further = sum(each(scene, micro) for each in scene.at.hooks("added_evaluation_seconds"))
-    return {"evaluate": times * answering + further, "prepare": scene.preparation_seconds}
+    seconds = times * answering + _corpus_seconds(scene, micro)
+    return {"evaluate": seconds, "prepare": scene.preparation_seconds}
+
+
+def _corpus_seconds(scene: PhaseMemory, micro: int) -> float:
+    """Return the seconds of two forward passes of the policy over the corpus's held-out blocks."""
+    config = scene.config
+    if config.data.ptx_path is None:
+        return 0.0
+    block = config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1]
+    blocks = replace(scene, load=replace(scene.load, lengths=(block,)))
+    sequences = config.ppo.ptx_eval_blocks
+    return 2 * blocks.no_grad_seconds(scene.models[0], sequences=sequences, micro=micro)
 
 
 def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:

@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 SAMPLING = "generation beside training"  # name, in a plan, of the memory of a sampling GPU
 
 
-def adapt_ppo_plan(
+def plan_overlap(
     scene: PhaseMemory,
     plan: PhasePlan,
     plan_ppo: Callable[[PhaseMemory], PhasePlan],
     plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
 ) -> PhasePlan:
     """Return the plan of ranks that train while processes sample."""
-    if not scene.config.rollout.overlap:
-        return plan
     own, theirs = divide_cores(scene.config, num_usable_cores())
     ranks = plan_ppo(_restrict_to_cores(scene, own))
     process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)

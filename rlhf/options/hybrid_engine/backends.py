@@ -21,8 +21,6 @@ from rlhf.phases.shared.backends import BackendParts
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-IS_SERVER = False
-
 
 def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
     """Check that the Hybrid Engine can sample here, and from this ``model``.

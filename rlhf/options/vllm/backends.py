@@ -42,7 +42,6 @@ from rlhf.run.model_folder import copy_folder_permissions, hold_tensors
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-IS_SERVER = True
 SHARE_FOR_WEIGHTS = 0.7  # of a GPU's memory; vLLM uses 0.92 for weights and KV cache
 CHUNK_BYTES = 2**29  # size of the tensors that are copied and announced to the server together
 POLL_SECONDS = 1e-4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.ranks import Ranks
@@ -37,8 +37,7 @@ class BackendParts(NamedTuple):
 
 def samples_on_server(config: RunConfig) -> bool:
     """Return True if a server, which has only one version of the weights, samples responses."""
-    options: Iterator[BackendsSeam] = modules_of("backends", config)
-    return any(option.IS_SERVER for option in options)
+    return config.rollout.backend is Backend.vllm_server
 
 
 def build_rollout_backend(

@@ -14,7 +14,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import with_separate_padding
-from rlhf.options import RolloutConfig, hooks_of
+from rlhf.options import RolloutConfig
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example, scorer_example
 from rlhf.run.model_folder import (
@@ -60,12 +60,13 @@ class Export(NamedTuple):
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
     """Build the export of the engine's language model or scorer: class, config and tensors.
 
-    An option may save only the weights that it added to the model in ``source``, such as an
-    adapter. Without ``source`` all weights are saved.
+    Of a model with adapters, these alone may be saved, over the model in ``source``. Without
+    ``source`` all weights are saved.
     """
-    for find in hooks_of("models", "find_export", config):
-        export: Export | None = find(config, engine, source)
-        if export is not None:
+    if config.lora.rank > 0:
+        from rlhf.options.lora.models import find_export
+
+        if (export := find_export(config, engine, source)) is not None:
             return export
     model: Any = engine.module.pretrained
     return Export(model, engine, tensors_to_save(model))
