@@ -37,6 +37,10 @@ def good(i: int) -> str:
     return f"It counts {i} apples: the right answer."
 
 
+def longer(i: int) -> str:
+    return good(i) + " Yes." * (i % 3)
+
+
 def bad(i: int) -> str:
     return f"No idea of {i}: a wrong answer."
 
@@ -103,6 +107,19 @@ LIST = {"prompt": ask, "responses": lambda i: [f"Perhaps {i} or so.", good(i), b
 MARKS = (
     "accepted is_correct correct upvoted passed thumbs_up vote toxic winner stars judge_score a7"
 )
+# Columns that say nothing of a response, some of them on a short scale.
+HARMLESS: dict[str, Any] = {
+    "id": lambda i: i,
+    "row_number": lambda i: i + 1,
+    "length": lambda i: len(good(i)),
+    "num_tokens": lambda i: 3 * len(good(i).split()) + i % 7,
+    "timestamp": lambda i: 1.7e9 + i,
+    "created_at": lambda i: f"2026-11-{i % 28 + 1:02} 10:00",
+    "language": lambda i: ["en", "de", "no"][i % 3],
+    "url": lambda i: f"https://example.org/good/{i}",
+    "hash": lambda i: f"{i * 7919 + 9973:08x}",
+    "version": 1,
+}
 # Rows that are read.
 USED: dict[str, dict[str, Any]] = {
     **{f"P2 {n}": LIST | {n: [2, 1, 3]} for n in "ranks ranking rank human_rank".split()},
@@ -117,6 +134,15 @@ USED: dict[str, dict[str, Any]] = {
         "rejected": lambda i: json.dumps(talk(i, bad)),
     },
     "P4 one message": {"prompt": ask, "completion": lambda i: str(talk(i)[1])},
+    "harmless num_words": {
+        "prompt": ask,
+        "response": longer,
+        "n": lambda i: len(longer(i).split()),
+    },
+    **{
+        f"harmless {name}": {"prompt": ask, "response": good, name: values}
+        for name, values in HARMLESS.items()
+    },
     "P13 integers": {"prompt": ask, "completion": first, "label": either(1, 0)},
     "P13 signs": {"prompt": ask, "completion": first, "label": either(1, -1)},
 }
@@ -169,6 +195,12 @@ def test_rows_are_used_right(name: str, tmp_path: Path) -> None:
     found = load(write(tmp_path / "rows.jsonl", make(**USED[name])))
     assert len(found.train) >= ROWS
     assert_right(found)
+
+
+@pytest.mark.parametrize("name", ["id", "row_number"])
+def test_numbers_of_few_rows_are_no_scale(name: str, tmp_path: Path) -> None:
+    rows = make(**ONE, **{name: HARMLESS[name]})[:9]
+    assert len(load(write(tmp_path / "rows.jsonl", rows)).train) == len(rows)
 
 
 @pytest.mark.parametrize("name", REFUSED)
