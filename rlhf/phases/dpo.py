@@ -31,7 +31,7 @@ from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
-from rlhf.phases.shared.exporting import save_trained_model
+from rlhf.phases.shared.exporting import computing_as_saved, save_trained_model
 from rlhf.phases.shared.policies import build_policy, build_reference, policy_source
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy, HeldOutPrompts, evaluate_policy
 from rlhf.phases.shared.scoring import zero_scores
@@ -170,7 +170,8 @@ class DpoTrainer:
 
         context, micro = self._context, self._plan.micro
         sizes = {"limit": context.config.dpo.eval_examples, "micro": micro}
-        found = measure_held_out(context, self.policy, examples, measure_rows, **sizes)
+        with computing_as_saved(context.config, self.policy):
+            found = measure_held_out(context, self.policy, examples, measure_rows, **sizes)
         accuracy, loss = found["accuracy"], found["loss"]
         assert isinstance(accuracy, Mean)
         assert isinstance(loss, Mean)

@@ -51,7 +51,7 @@ from rlhf.options import RewardConfig, hooks_of
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, reward_pairs
-from rlhf.phases.shared.exporting import save_trained_model
+from rlhf.phases.shared.exporting import computing_as_saved, save_trained_model
 from rlhf.phases.shared.policies import reward_model_source
 from rlhf.phases.shared.supervised import (
     Rows,
@@ -344,6 +344,7 @@ class RewardTrainer:
         with ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.evaluating())
+                stack.enter_context(computing_as_saved(self.context.config, engine))
             stack.enter_context(self.swap_in_final_weights())
             yield self.scorer
 

@@ -24,7 +24,7 @@ from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.models.sources import ModelSource
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
-from rlhf.phases.shared.exporting import save_trained_model
+from rlhf.phases.shared.exporting import computing_as_saved, save_trained_model
 from rlhf.phases.shared.supervised import (
     Rows,
     measure_held_out,
@@ -125,7 +125,8 @@ class SftTrainer:
 
     def evaluate(self, examples: Any) -> dict[str, float]:
         """Return the mean loss (nats per token) and perplexity of the held-out ``examples``."""
-        loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
+        with computing_as_saved(self._context.config, self.engine):
+            loss = held_out_loss(self._context, self.engine, examples, micro=self.plan.micro)
         return {"sft/eval_loss": loss, "sft/eval_perplexity": perplexity(loss)}
 
 

@@ -39,6 +39,7 @@ __all__ = [  # what the core calls
     "adapter_of",
     "change_optimizer_settings",
     "check_tokenizer",
+    "computing_merged",
     "extend_model",
     "find_export",
     "find_reference",
@@ -187,6 +188,54 @@ def disable_adapters(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, was_off in zip(layers, before, strict=True):
             layer._disable_adapters = was_off
+
+
+@contextmanager
+def computing_merged(config: RunConfig, module: nn.Module) -> Iterator[None]:
+    """Compute with merged adapters in the block, if the model ``module`` will be saved merged.
+
+    Each layer merges its adapter as it is called, so that no copy of all weights is held. Where
+    adapters are off, as in a reference, they stay off.
+    """
+    is_merged = config.lora.export is LoraExport.merged
+    changed: list[Any] = []
+    for _, layer in _iterate_adapted_layers(module) if is_merged else ():
+        for part in (layer.lora_A[ADAPTER], layer.lora_B[ADAPTER]):
+            part.forward = partial(_return_weight, part)
+            changed.append(part)
+        layer.forward = partial(_forward_merged, layer)
+        changed.append(layer)
+    try:
+        yield
+    finally:
+        for part in changed:
+            del part.forward
+
+
+def _return_weight(part: nn.Linear, _: Tensor) -> Tensor:
+    return part.weight.clone()  # ZeRO-3 frees the weight when the call of the part ends
+
+
+def _forward_merged(layer: Any, x: Tensor) -> Tensor:
+    """Compute W x with the merged W; each weight is read in a call of its own module (ZeRO-3)."""
+    base = layer.base_layer
+    if not layer._disable_adapters:
+        factors = (part[ADAPTER](x) for part in (layer.lora_A, layer.lora_B))
+        base.forward = partial(_forward_with, _build_low_rank(layer, *factors), base)
+    try:
+        output: Tensor = base(x)
+    finally:
+        vars(base).pop("forward", None)
+    return output
+
+
+def _forward_with(adapter: LowRank, base: nn.Module, x: Tensor) -> Tensor:
+    """Compute what the linear layer ``base`` computes once ``adapter`` is merged into it."""
+    merged = copy(base)
+    weight = adapter.merged_with(base.weight)  # type: ignore[arg-type]
+    merged._parameters = {**base._parameters, "weight": nn.Parameter(weight)}
+    output: Tensor = type(base).forward(merged, x)
+    return output
 
 
 def merge_adapters_in_stream(

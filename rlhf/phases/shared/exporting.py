@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +71,15 @@ def build_export(config: RunConfig, engine: Engine, source: ModelSource | None =
             return export
     model: Any = engine.module.pretrained
     return Export(model, engine, tensors_to_save(model))
+
+
+def computing_as_saved(config: RunConfig, engine: Engine) -> AbstractContextManager[None]:
+    """Return a context in which the engine's model computes as its export will compute."""
+    if config.lora.rank > 0:
+        from rlhf.options.lora.models import computing_merged
+
+        return computing_merged(config, engine.module)
+    return nullcontext()
 
 
 def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:

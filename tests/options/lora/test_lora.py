@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +24,10 @@ from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options.lora.keys import LoraConfig
+from rlhf.options.lora.keys import LoraConfig, LoraExport
 from rlhf.options.lora.models import (
     add_adapters,
+    computing_merged,
     disable_adapters,
     has_adapters,
     is_adapter_name,
@@ -160,6 +163,32 @@ def test_merged_weights_compute_what_the_live_model_does(family, tokenizer, tmp_
     loaded = build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval()
     assert not has_adapters(loaded)
     torch.testing.assert_close(logits_of(loaded), live, **CLOSE)
+
+
+def saving(form: str) -> Any:
+    return SimpleNamespace(lora=spec(export=LoraExport(form)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_measured_is_the_model_that_is_saved(family, tokenizer, tmp_path) -> None:
+    model = adapted(family, tokenizer).bfloat16()
+    disturb(model)
+    merged = dict(merge_adapters_in_stream(model, whole_state(model).items()))
+    model.save_pretrained(tmp_path, state_dict=merged)
+    saved = (
+        build_actor(ModelSource(key="m", path=str(tmp_path)), tokenizer, seed=9).eval().bfloat16()
+    )
+    with disable_adapters(model):
+        base = logits_of(model)
+    live = logits_of(model)
+    with computing_merged(saving("merged"), model):
+        assert torch.equal(logits_of(model), logits_of(saved)), "rounded as the folder is"
+        with disable_adapters(model):
+            assert torch.equal(logits_of(model), base)
+    assert not torch.equal(live, logits_of(saved))
+    assert torch.equal(logits_of(model), live)
+    with computing_merged(saving("adapter"), model):
+        assert torch.equal(logits_of(model), live)
 
 
 def test_merging_adds_in_fp32_and_rounds_once(tokenizer) -> None:
