@@ -69,7 +69,7 @@ papers: $(STAMP)
 # Back to a fresh clone, except for runs/.
 clean:
 	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info
-	find rlhf tests -name __pycache__ -prune -exec rm -rf {} +
+	find rlhf lab tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The newest, or the lowest, versions that the bounds of pyproject.toml admit, in an environment of their own,
 # which is made anew if the bounds change: make test-newest [SELECT="tests/rollout"]; rm -r .venv-newest renews it.
@@ -82,13 +82,13 @@ test-newest test-lowest: test-%: .venv-%/.installed
 
 .venv-newest/.installed: pyproject.toml
 	$(PYTHON) -m venv --clear .venv-newest
-	.venv-newest/bin/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]'
+	.venv-newest/bin/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]' -e lab
 	touch $@
 
 .venv-lowest/.installed: pyproject.toml tools/lowest_versions.py
 	$(PYTHON) -m venv --clear .venv-lowest
 	$(PYTHON) tools/lowest_versions.py > .venv-lowest/bounds.txt
-	.venv-lowest/bin/python -m pip install --disable-pip-version-check --no-compile -c .venv-lowest/bounds.txt -e '.[dev]'
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --no-compile -c .venv-lowest/bounds.txt -e '.[dev]' -e lab
 	touch $@
 
 $(ENVIRONMENT): constraints.txt
@@ -103,8 +103,8 @@ $(ENVIRONMENT): constraints.txt
 # Python compiles what it imports; pip would compile all of it, on one core.
 INSTALL = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 
-$(PACKAGE): $(ENVIRONMENT) pyproject.toml
-	$(INSTALL) -e .
+$(PACKAGE): $(ENVIRONMENT) pyproject.toml lab/pyproject.toml
+	$(INSTALL) -e . -e lab
 	touch $@
 
 # Half of the pins each, side by side, since pip uses one core.
@@ -117,5 +117,5 @@ $(PINS): $(ENVIRONMENT)
 	touch $@
 
 $(STAMP): $(PINS) pyproject.toml
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[dev]' -e lab
 	touch $(PACKAGE) $@

@@ -1,6 +1,8 @@
 """PPO with an advantage estimator of your own: python examples/custom_estimator.py.
 
-Its bias: python -m rlhf.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo
+    python -m rlhf_lab.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo
+
+prints its bias.
 
 The estimator compares each response with the median of the responses to its prompt: one lucky
 response does not lower the advantages of all others, as it does with the mean that RLOO uses.

@@ -34,7 +34,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
     **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.MatMult: ast.Mult},
 }
-COPIED = ("rlhf", "conf", "sweeps", "tests", "tools", "docs", "examples", "benchmarks")
+COPIED = ("rlhf", "lab", "conf", "sweeps", "tests", "tools", "docs", "examples", "benchmarks")
 IMPORTED_WITH = {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}  # as conftest.py sets them
 IMPORTED = ("torch", "transformers", "deepspeed", "datasets")  # before the tests are forked
 ALREADY_IMPORTED = "ignore::pytest.PytestAssertRewriteWarning"  # plugins of pytest

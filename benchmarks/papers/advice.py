@@ -1,4 +1,4 @@
-"""Whether ``python -m rlhf.advise`` names an estimator about as good as the best on unseen tasks.
+"""Compare the advice of ``python -m rlhf_lab.advise`` with the best estimator on unseen tasks.
 
 The twenty tasks and the criterion were committed before the adviser was written.
 """
@@ -144,7 +144,7 @@ def _advised(place: Place, *words: str, seed: int) -> str:
     """Return the arm that the adviser names for a run with these overrides."""
     path = os.pathsep.join([str(BENCHMARKS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-m", "rlhf.advise", "--json", *words, f"seed={seed}"],
+        [sys.executable, "-m", "rlhf_lab.advise", "--json", *words, f"seed={seed}"],
         cwd=place.shared,
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
@@ -152,7 +152,7 @@ def _advised(place: Place, *words: str, seed: int) -> str:
         check=False,
     )
     if done.returncode:
-        raise NotMeasurableError(f"rlhf.advise: {done.stderr[-800:]}")
+        raise NotMeasurableError(f"rlhf_lab.advise: {done.stderr[-800:]}")
     advice = json.loads(done.stdout)["overrides"]
     estimator = advice["ppo.advantage_estimator"]
     is_later = estimator == "gae" and advice.get("ppo.actor_freeze_steps", 0) > 0

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.pooled import pooled
-from rlhf.gradients.enumerated import (
+from rlhf.rollout.sampling import SamplingSettings, draw_tokens
+from rlhf_lab.gradients.enumerated import (
     LETTERS,
     MAX_TOKENS,
     AnswerTable,
@@ -22,7 +23,6 @@ from rlhf.gradients.enumerated import (
     draw_logits,
     enumerate_answers,
 )
-from rlhf.rollout.sampling import SamplingSettings, draw_tokens
 
 POLICIES = 20  # random policies and rewards for one seed
 SCALES = (0.5, 1.0, 2.0, 3.0)  # of the logits: from flat policies to those that repeat themselves

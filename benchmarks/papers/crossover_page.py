@@ -20,8 +20,9 @@ MAP, ADVICE = FOLDER / "crossover.json", FOLDER / "advice.json"
 ARMS = ("PPO", CRITIC_FIRST, *WITHOUT_CRITIC, SAMPLED)
 HEAD = f"""# PPO or GRPO
 
-See which estimator learned fastest on tasks whose horizon, reward and noise are known. For a task
-of your own, `python -m rlhf.advise` probes it ([algorithms](../docs/algorithms.md#ppo-or-grpo)).
+See which estimator learned fastest on tasks whose horizon, reward and noise are known.
+`python -m rlhf_lab.advise` probes a task of your own
+([algorithms](../docs/algorithms.md#ppo-or-grpo)).
 
 ```bash
 make papers ONLY="crossover advice"

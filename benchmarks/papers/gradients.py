@@ -1,8 +1,8 @@
 """Bias and noise of RL losses beside the exact gradient, ours and those of other projects.
 
 One key is changed at a time around the default run's PPO, and some combinations of papers besides.
-``rlhf.gradients`` computes the expectations with the project's own targets and losses. Functions of
-other projects' wheels see the same answers through the comparisons of ``loss_parity``.
+``rlhf_lab.gradients`` computes the expectations with the project's targets and losses. Functions
+of other projects' wheels see the same answers through the comparisons of ``loss_parity``.
 
 Shapes: A = answers, T = tokens of an answer, B = rows of a comparison, P = prefixes, V = words.
 """
@@ -26,12 +26,17 @@ from papers.pooled import pooled
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.causes import NO_LIMITS, GradientMatch, policies_of_updates, split_objective
-from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits, enumerate_groups
-from rlhf.gradients.expected import Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.options.corrections.keys import CorrectionMode, RolloutCorrection
+from rlhf_lab.gradients.causes import NO_LIMITS, GradientMatch, policies_of_updates, split_objective
+from rlhf_lab.gradients.enumerated import (
+    AnswerTable,
+    answer_logprobs,
+    draw_logits,
+    enumerate_groups,
+)
+from rlhf_lab.gradients.expected import Method, TinyStep, TinyTask
 
 EXACT = 1e-10  # bias of a gradient that is right
 PEERS_EXACT = 1e-6  # some functions of other projects compute in fp32

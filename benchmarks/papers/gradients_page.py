@@ -26,7 +26,7 @@ FIGURES = BENCHMARKS / "results" / "papers" / "gradients.json"
 HEAD = """# Which gradient is right
 
 Choose an estimator by the bias and the noise of its gradient. For a configuration or a loss of your
-own, `python -m rlhf.gradients` prints the same ([algorithms](../docs/algorithms.md)).
+own, `python -m rlhf_lab.gradients` prints the same ([algorithms](../docs/algorithms.md)).
 
 ```bash
 make papers ONLY=gradients    # measures again; downloads four wheels, installs none

@@ -17,7 +17,12 @@ from papers.pooled import pooled
 from rlhf.algorithms.advantages import gae, token_rewards
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.ppo import policy_loss
-from rlhf.gradients.enumerated import AnswerTable, answer_logprobs, draw_logits, enumerate_answers
+from rlhf_lab.gradients.enumerated import (
+    AnswerTable,
+    answer_logprobs,
+    draw_logits,
+    enumerate_answers,
+)
 
 EXACT = 1e-10  # largest difference of two gradients that are equal
 POLICIES = 20  # random pairs of policy and reference for one seed

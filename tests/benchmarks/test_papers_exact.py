@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.gradients.enumerated import answer_logprobs, draw_logits, enumerate_answers
+from rlhf_lab.gradients.enumerated import answer_logprobs, draw_logits, enumerate_answers
 
 
 def quick_figures(load: Any, module: Any, tmp_path: Path) -> Any:

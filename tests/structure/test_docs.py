@@ -60,10 +60,10 @@ RUN_ELSEWHERE = {
     "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
     "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
-    "python -m rlhf.advise experiment=gold_ppo": "tests/test_advise.py",
-    "python -m rlhf.gradients experiment=grpo": "tests/gradients/test_gradients.py",
-    "python -m rlhf.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo": (
-        "tests/gradients/test_gradients.py"
+    "python -m rlhf_lab.advise experiment=gold_ppo": "tests/lab/test_advise.py",
+    "python -m rlhf_lab.gradients experiment=grpo": "tests/lab/test_gradients.py",
+    "python -m rlhf_lab.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo": (
+        "tests/lab/test_gradients.py"
     ),
     "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
     "python -m rlhf.replay runs/latest": "tests/test_replay.py",

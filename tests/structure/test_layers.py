@@ -22,12 +22,10 @@ CORE = {"base", "config", "algorithms", "data", "models", "engine", "rollout", "
 CORE |= {"run", "phases", "runtime"}
 OPTIONS = {"options"}
 INSTRUMENTS = {
-    "advise",
     "chat",
     "compare",
     "evaluate",
     "export",
-    "gradients",
     "gpu_check",
     "jobs",
     "look",
@@ -37,7 +35,7 @@ INSTRUMENTS = {
     "runs",
     "watch",
 }
-MOST_ROOMS = 26  # folders and files that a reader of rlhf/ meets first
+MOST_ROOMS = 24  # folders and files that a reader of rlhf/ meets first
 
 # What each room may import of the others. Rooms from data to run do not import one another.
 SHARED = {"base", "config", "options"}
@@ -61,9 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": CORE | OPTIONS | {"runs"},
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},
-    "advise": SHARED | {"run", "runtime"},
     "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
-    "gradients": CORE | OPTIONS | {"jobs"},
     "launch": SHARED | {"jobs", "report", "runtime"},
     "__init__": SHARED | {"phases"},  # the public names
 }
@@ -144,7 +140,8 @@ def run_at_import(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
 def part_of(module: str) -> str | None:
     """The part of the architecture that a module belongs to: rlhf.base.types.Mean -> base."""
     top, *rest = module.split(".")
-    return {"rlhf": rest[0] if rest else "__init__", "launch": "launch"}.get(top)
+    known = {"rlhf": rest[0] if rest else "__init__", "rlhf_lab": "lab", "launch": "launch"}
+    return known.get(top)
 
 
 def check_direction(source: str, path: str) -> list[str]:

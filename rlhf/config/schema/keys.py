@@ -128,7 +128,7 @@ def key(
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect; () for a key of a group that has rules.
-        limit: what the key limits in a loss, for ``rlhf.gradients``.
+        limit: what the key limits in a loss, for ``rlhf_lab.gradients``.
         is_place: whether the key names files or folders; a run stores their whole paths.
     """
     if affects is NO_PHASE and at_resume is None:

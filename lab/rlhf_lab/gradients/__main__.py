@@ -1,7 +1,7 @@
 """Print the bias and the noise of a configuration's gradient, before a run.
 
-    python -m rlhf.gradients [KEY=VALUE ...]
-    python -m rlhf.gradients --own MODULE:NAME [KEY=VALUE ...]
+    python -m rlhf_lab.gradients [KEY=VALUE ...]
+    python -m rlhf_lab.gradients --own MODULE:NAME [KEY=VALUE ...]
 
 The expected gradient of the configuration's loss, with its estimators, clips and options, is
 compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
@@ -26,14 +26,14 @@ from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.base.isolated_process import import_user_object
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
-from rlhf.gradients.expected import PROMPTS, Method, TinyStep, TinyTask
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
+from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
+from rlhf_lab.gradients.expected import PROMPTS, Method, TinyStep, TinyTask
 
 WRONG_WAY = 1  # exit code
 
@@ -52,7 +52,7 @@ class SampledMatch(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Examine the gradient of the configuration that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.gradients", __doc__, has_json=True)
+    parser = build_command_parser("rlhf_lab.gradients", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--own", action="append", default=[], metavar="MODULE:NAME")
     parser.add_argument("--seed", type=int, default=0, help="of the random task")

@@ -14,9 +14,9 @@ from torch import Tensor
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.keys import LossLimit
 from rlhf.config.schema.ppo import LossAggregation
-from rlhf.gradients.expected import Method, Policies, TinyStep, TinyTask
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import TargetMaker
+from rlhf_lab.gradients.expected import Method, Policies, TinyStep, TinyTask
 
 UPDATE_KL = 0.01  # nats per token that the updates of a step move the policy, without a limit
 EXACT = 1e-9  # a smaller bias is rounding

@@ -1,6 +1,6 @@
 """Probe a configuration for a few steps, and say which advantage estimator suits its task.
 
-    python -m rlhf.advise [KEY=VALUE ...]
+    python -m rlhf_lab.advise [KEY=VALUE ...]
 
 KEY=VALUE are those of launch.py. The probe is a run of this configuration in which the actor rests
 and only the critic learns, with groups of four responses to a prompt. The advice is the estimator
@@ -158,7 +158,7 @@ class Probe(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Probe the configuration that the command names, print the advice; return the exit code."""
-    parser = build_command_parser("rlhf.advise", __doc__, has_json=True)
+    parser = build_command_parser("rlhf_lab.advise", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=STEPS, help="in which only the critic learns")
     options = parser.parse_intermixed_args(arguments)

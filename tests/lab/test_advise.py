@@ -1,4 +1,4 @@
-"""rlhf.advise: what a probe measures, what it advises, and the command."""
+"""rlhf_lab.advise: what a probe measures, what it advises, and the command."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlhf.advise import PROBE, Probe, main
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import to_run_config
+from rlhf_lab.advise import PROBE, Probe, main
 from tests.conftest import Compose
 from tests.documents import read_document
 

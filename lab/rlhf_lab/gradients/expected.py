@@ -26,15 +26,6 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, take_rows
 from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.run import RunConfig
-from rlhf.gradients.enumerated import (
-    AnswerTable,
-    WeightedRows,
-    answer_logprobs,
-    draw_groups,
-    draw_logits,
-    enumerate_answers,
-    enumerate_groups,
-)
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
 from rlhf.phases.ppo.loop import Objective
@@ -47,6 +38,15 @@ from rlhf.phases.ppo.objective import (
 )
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
+from rlhf_lab.gradients.enumerated import (
+    AnswerTable,
+    WeightedRows,
+    answer_logprobs,
+    draw_groups,
+    draw_logits,
+    enumerate_answers,
+    enumerate_groups,
+)
 
 PROMPTS = 3
 MOST_ROWS = 4000  # of a prompt, in all groups of a task that is not the smallest

@@ -1,4 +1,4 @@
-"""rlhf.gradients: expected gradients of whole configurations beside the exact one."""
+"""rlhf_lab.gradients: expected gradients of whole configurations beside the exact one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rlhf.algorithms.ppo import policy_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
-from rlhf.gradients.__main__ import build_method, main
-from rlhf.gradients.causes import (
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from rlhf_lab.gradients.__main__ import build_method, main
+from rlhf_lab.gradients.causes import (
     NO_LIMITS,
     Direction,
     GradientMatch,
@@ -22,10 +24,13 @@ from rlhf.gradients.causes import (
     examine,
     policies_of_updates,
 )
-from rlhf.gradients.enumerated import draw_groups, draw_logits, enumerate_answers, enumerate_groups
-from rlhf.gradients.expected import Method, TinyStep, TinyTask
-from rlhf.phases.ppo.hooks import PpoHook
-from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from rlhf_lab.gradients.enumerated import (
+    draw_groups,
+    draw_logits,
+    enumerate_answers,
+    enumerate_groups,
+)
+from rlhf_lab.gradients.expected import Method, TinyStep, TinyTask
 from tests.conftest import Compose
 from tests.documents import read_document
 from tests.runs import ROOT
