@@ -24,6 +24,7 @@ TWO_RANKS = ["hardware.ranks_per_node=2", "zero=stage2"]
 def source(compose: Compose, tmp_path: Path) -> Path:
     """A run on one rank whose plan chose micro-batches of 32, and whose command chose reward's."""
     words = ["sft.batch_size=32", "reward.batch_size=32", "reward.micro_batch_size=4"]
+    words += ["data.size=600"]  # or generating takes seconds
     config = to_run_config(compose(words))
     write_frozen_config(replace(config, sft=replace(config.sft, micro_batch_size=32)), tmp_path)
     write_command(words, tmp_path)
