@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.types import Stateful, StatefulWithTensors
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import point_latest_to
@@ -20,6 +20,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.run.jsonl import LOGS
 from rlhf.run.phase_state import (
+    STATE_JSON,
     BestStep,
     Checkpoint,
     SkippedError,
@@ -75,7 +76,13 @@ class Checkpoints:
         if not self._can_write:
             context.console.say(NO_CHECKPOINTS.format(phase))
         if (resumed := context.resumes.get(phase)) is not None:
-            self._resume_from(resumed)
+            try:
+                self._resume_from(resumed)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{resumed.folder / STATE_JSON} is not the state of this phase ({error!r}): "
+                    "remove the folder, and the run resumes from the checkpoint before it"
+                ) from error
         if context.ranks.is_main:
             remove_stale_checkpoints(self._dir, last_step=self.step)
 
@@ -262,7 +269,7 @@ class Checkpoints:
         _load_engines(self._engines, checkpoint)
         self.step = self._saved_step = checkpoint.step
         self.results = dict(state["results"])
-        self._seconds = state["seconds"]
+        self._seconds = float(state["seconds"])
         best = self._best
         best.value, best.step, best.waits, self._is_over = state["best"]
         if self._trainer is not None:

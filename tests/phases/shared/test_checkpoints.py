@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import TensorSlice
@@ -23,7 +23,7 @@ from rlhf.config.schema.run import AlarmName
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.step_signals import StopRequests
 from rlhf.run import phase_state
-from rlhf.run.phase_state import SkippedError, checkpoint_folders
+from rlhf.run.phase_state import Checkpoint, SkippedError, checkpoint_folders
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.trackers import StoppedByAlarmError
 from tests.conftest import Compose
@@ -43,6 +43,10 @@ class Model:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
+    def load(self, _: Any) -> None: ...
+
+    def load_state_dict(self, _: Any) -> None: ...
+
     def stream(self) -> Iterator[TensorSlice]:
         return ((name, 0, torch.ones(3)) for name in "abc")
 
@@ -50,7 +54,9 @@ class Model:
 class Run:
     """A phase of four steps with a checkpoint after each; the drive refuses those in ``outage``."""
 
-    def __init__(self, config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, config: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any
+    ) -> None:
         self.model, self.said, self.outage = Model(), list[str](), {2, 3}
         context: Any = SimpleNamespace(
             config=config,
@@ -60,8 +66,8 @@ class Run:
             requests=StopRequests(),
             heartbeat=Heartbeat(),
             phase_started=0.0,
-            resumes={},
             tracker=SimpleNamespace(log=lambda *_: None, lines=lambda *_: None),
+            **{"resumes": {}} | more,
         )
         engines: Any = {"model": self.model}
         self.phase = Checkpoints(context, Phase.sft, engines)
@@ -92,6 +98,25 @@ def test_refused_checkpoints_are_skipped_with_a_warning(run: Run, tmp_path: Path
     assert kept(tmp_path) == ["1", "4"]
     warnings = [line.partition(":")[0] for line in run.said]
     assert warnings == ["warning"] * 2
+
+
+@pytest.mark.parametrize("part", ["engines", "results", "seconds", "best"])
+def test_a_state_of_another_form_is_refused(
+    part: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = to_run_config(compose([]))
+    whole = {
+        "step": 3,
+        "engines": {"model": {}},
+        "results": {},
+        "seconds": 1.0,
+        "best": [None, None, 0, 0],
+    }
+    monkeypatch.setattr(Checkpoint, "build_tensor_reader", lambda *_: None)
+    Run(config, tmp_path, monkeypatch, resumes={Phase.sft: Checkpoint(tmp_path, 3, whole)})
+    found = Checkpoint(tmp_path, 3, whole | {part: None})
+    with pytest.raises(CheckpointError, match=r"state\.json is not the state of this phase"):
+        Run(config, tmp_path, monkeypatch, resumes={Phase.sft: found})
 
 
 def test_the_best_checkpoint_is_not_skipped(run: Run, tmp_path: Path) -> None:
