@@ -36,7 +36,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.consent import require_consent
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
-from rlhf.options import hooks_of
+from rlhf.options.judges.keys import VERDICTS
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
@@ -107,7 +107,7 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
     """
     phase, start, _ = replay
     order = load_frozen_config(run_dir).phase.order
-    for name in (FROZEN, COMMAND, *hooks_of("keys", "ANSWERS")):
+    for name in (FROZEN, COMMAND, VERDICTS):
         if (content := read_bytes(run_dir / name)) is not None:
             (target / name).write_bytes(content)
     copy_regular_files(run_dir / "tokenizer", target / "tokenizer")
@@ -148,9 +148,8 @@ def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayCompariso
     Raises:
         CheckpointError: if the replay asked for answers, such as a judge's, that the run lacks.
     """
-    for name in hooks_of("keys", "ANSWERS"):
-        if read_bytes(run_dir / name) != read_bytes(target / name):
-            raise CheckpointError(f"{run_dir / name} lacks answers that the steps need")
+    if read_bytes(run_dir / VERDICTS) != read_bytes(target / VERDICTS):
+        raise CheckpointError(f"{run_dir / VERDICTS} lacks answers that the steps need")
     logged = [read_logged_values(each).get(replay.phase, {}) for each in (run_dir, target)]
     values = tensors = 0
     for step in range(replay.start + 1, replay.end + 1):

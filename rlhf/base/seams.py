@@ -270,9 +270,6 @@ class CostsSeam(Protocol):
         ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
         """
 
-    def num_added_evaluations(self, config: RunConfig) -> int:
-        """Return the number of evaluations on the held-out prompts that the option adds."""
-
     def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
         """Yield changes of the option's keys with which the run needs less memory."""
 
@@ -339,8 +336,6 @@ class KeysSeam(Protocol):
     """Values of keys with which one rank needs neither a server nor a drive; optional."""
     REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]
     """Keys that a kind of reward reads; * after a required key."""
-    ANSWERS: ClassVar[str]
-    """Name of a file in the run directory from which a replay takes answers from outside."""
     LOG: ClassVar[str]
     """Name of a file in the run directory to which rank 0 appends; optional."""
     MEASURES: ClassVar[MeasureNames]

@@ -284,7 +284,7 @@ def seconds_outside_ppo_steps(
     if not load.held_out:
         return {}
     prompts = math.ceil(min(load.held_out, config.ppo.eval_prompts) / scene.at.machine.ranks)
-    times = 2 + sum(each(config) for each in scene.at.hooks("num_added_evaluations"))
+    times = 2 + (config.ppo.ema_beta > 0)  # at the end the average answers too
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
     answering = 0.0

@@ -314,6 +314,15 @@ def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
     assert seconds[0] > 2 * seconds[1]
 
 
+def test_the_average_answers_the_held_out_prompts_too(compose: Compose) -> None:
+    load, seconds = Load(steps=9, lengths=(10,), held_out=64), []
+    for beta in (0.0, 0.99):
+        config = eight_gpus(compose, ppo={"ema_beta": beta, "eval_every": 0})
+        planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
+        seconds.append(planned.other_seconds["evaluate"])
+    assert seconds[1] == pytest.approx(1.5 * seconds[0]), "before, after, and the average"
+
+
 def test_unknown_steps_count_as_one(compose: Compose) -> None:
     config = eight_gpus(compose)
     one = plan_phase(scene(config, Phase.sft, steps=None))

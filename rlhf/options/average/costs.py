@@ -1,4 +1,4 @@
-"""Costs of the actor's average: an fp32 copy of its trained weights, and its evaluation."""
+"""Costs of the actor's average: an fp32 copy of its trained weights."""
 
 from __future__ import annotations
 
@@ -18,8 +18,3 @@ def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
     if model.role is Role.actor and Phase.ppo in config.phase.order:
         return replace(model, fp32_copies=(*model.fp32_copies, "ema"))
     return model
-
-
-def num_added_evaluations(config: RunConfig) -> int:
-    """Return 1: the average answers the held-out prompts at the end."""
-    return 1

@@ -10,7 +10,7 @@ from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_PROCESSES, key
 SHARED = ("url*", "token_variable", "batch_size", "retries", "columns")  # keys of kind=http too
 OWN = ("rubric*", "model*", "votes", "temperature")
 REWARDS = {RewardKind.judge: (*OF_PROCESSES, *OWN, *SHARED)}
-ANSWERS = "verdicts.jsonl"  # file in the run directory with the answers of all judges
+VERDICTS = "verdicts.jsonl"  # file in the run directory with the answers of all judges
 
 
 @dataclass(kw_only=True)

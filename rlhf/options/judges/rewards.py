@@ -15,7 +15,7 @@ from rlhf.base.errors import RewardError, RlhfError
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options.judges.answer_store import AnswerStore, JudgeReply, hash_request
-from rlhf.options.judges.keys import ANSWERS
+from rlhf.options.judges.keys import VERDICTS
 from rlhf.options.judges.rubric import Rubric, cut_object, read_rubric
 from rlhf.rewards.outside import connect_endpoint
 from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
@@ -36,8 +36,8 @@ def build(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
     Raises:
         ConfigError: if the rubric or, in a run without answers, the server cannot be used.
     """
-    judge = Judge(part, read_rubric(str(part.rubric)), AnswerStore(run_dir / ANSWERS))
-    if not (run_dir / ANSWERS).exists():  # a replayed run may need no answer that is not stored
+    judge = Judge(part, read_rubric(str(part.rubric)), AnswerStore(run_dir / VERDICTS))
+    if not (run_dir / VERDICTS).exists():  # a replayed run may need no answer that is not stored
         _ = judge.ask
     return judge.score_answers, [each.name for each in judge.rubric.criteria]
 

@@ -13,7 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
-from rlhf.options import Backend, hooks_of, modules_of
+from rlhf.options import Backend, modules_of
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.hf import HfRollout
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rlhf.options.environments.responses import EnvironmentPartner
+    from rlhf.rollout.decoders.layers import AdapterOf
 
 
 class BackendParts(NamedTuple):
@@ -83,11 +84,20 @@ def build_rollout_backend(
         ),
         pad_id=pad_id,
         stop=stop,
-        adapter_of=next(hooks_of("models", "adapter_of", config), lambda _: None),
+        adapter_of=_find_adapter_reader(config),
         find_modules=find_decoder_modules,
         ranks=ranks,
         kept=kept,
     )
+
+
+def _find_adapter_reader(config: RunConfig) -> AdapterOf:
+    """Return the function that returns the adapter of a linear layer, or None."""
+    if config.lora.rank > 0:
+        from rlhf.options.lora.models import adapter_of
+
+        return adapter_of
+    return lambda _: None
 
 
 class RolloutBackends:

@@ -5,7 +5,6 @@ import pytest
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.freeze import to_run_config
 from rlhf.export import config_for_one_rank
-from rlhf.options import hooks_of
 from tests.conftest import Compose
 
 pytestmark = pytest.mark.slow
@@ -14,8 +13,3 @@ pytestmark = pytest.mark.slow
 def test_one_rank_that_exports_offloads_no_average(compose: Compose) -> None:
     config = to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))
     assert not config_for_one_rank(config, Device.cpu, Dtype.fp32).zero.offload_ema
-
-
-def test_the_plan_counts_its_evaluation(compose: Compose) -> None:
-    config = to_run_config(compose(["ppo.ema_beta=0.9"]))
-    assert [each(config) for each in hooks_of("costs", "num_added_evaluations", config)] == [1]
