@@ -41,7 +41,7 @@ from rlhf.models.pretrained import find_adapter_chain
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.models.weight_files import stored_dtype
-from rlhf.options import hooks_of
+from rlhf.options import Backend
 from rlhf.phases.dpo import DpoTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.reward import RewardTrainer
@@ -61,12 +61,13 @@ from rlhf.runs.registry import FoundRun
 # The engine and the folder of each phase's main model; the phases are in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
-# Values of the keys that divide models over ranks, for one rank; options add theirs.
+# Values of the keys that divide models over ranks, for one rank.
 ON_ONE_RANK: Mapping[str, object] = {
     **dict.fromkeys(("hardware.nodes", "hardware.ranks_per_node", "zero.hpz_partition_size"), 1),
     **dict.fromkeys(("zero.reference_stage", "zero.reward_stage", "zero.nvme_path")),
     **dict.fromkeys(("zero.offload_optimizer", "zero.offload_parameters"), False),
     **dict.fromkeys(("zero.offload_reference", "zero.offload_reward"), False),
+    **dict.fromkeys(("zero.offload_ema", "zero.quantize_frozen_weights"), False),
     **dict.fromkeys(("zero.quantize_weights", "zero.quantize_gradients"), False),
     "zero.engine": "auto",
 }
@@ -326,8 +327,8 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
         "hardware.dtype": dtype,
         "ppo.steps": config.ppo.steps or 1,
     }
-    for values in hooks_of("keys", "ON_ONE_RANK", config):
-        changes |= values
+    if config.rollout.backend in (Backend.hybrid_engine, Backend.vllm_server):
+        changes["rollout.backend"] = Backend.fast
     for name in ("stage", "critic_stage"):
         stage = getattr(config.zero, name)
         changes[f"zero.{name}"] = stage and min(stage, 1)

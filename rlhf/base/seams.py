@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     import torch
     from datasets import Dataset
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlhf.base.decoder_modules import DecoderModules
     from rlhf.base.types import (
-        RolloutBackend,
         TokenEngine,
         TokenModel,
     )
@@ -33,13 +32,11 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.collate import PairStep
     from rlhf.engine.masters import AdamwUpdate
-    from rlhf.engine.settings import OptimizerSettings
     from rlhf.models.language_model import Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
     from rlhf.phases.ppo.hooks import PpoHook
     from rlhf.phases.reward import RewardTrainer
-    from rlhf.phases.shared.backends import BackendParts
     from rlhf.phases.shared.context import RunContext
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
@@ -49,19 +46,6 @@ if TYPE_CHECKING:
 
 # A function that extends a built model; the tuple has the name of a new head, if it has one.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
-
-
-class BackendsSeam(Protocol):
-    """``backends``: samples responses instead of the core's backends.
-
-    Used by hybrid_engine and vllm.
-    """
-
-    def check(self, config: RunConfig, model: PreTrainedConfig | None) -> None:
-        """Raise an error if the backend cannot sample on this machine, or from this ``model``."""
-
-    def build(self, config: RunConfig, parts: BackendParts) -> RolloutBackend:
-        """Return the backend that samples the run's responses."""
 
 
 class AverageKernel(Protocol):
@@ -222,19 +206,6 @@ class ReportSeam(Protocol):
         """Return sections of charts, and of answers for its samples, to add to the report."""
 
 
-class Generation(NamedTuple):
-    """The facts about the sampling of responses that determine a rollout's memory and time."""
-
-    gathers: bool | None = None
-    """True if sharded weights are gathered once per rollout; None: rollout.gather_weights."""
-    tensor_parallel: int = 1
-    """Number of ranks that share one copy of the weights."""
-    caches_per_row: int = 1
-    """Number of sequences whose KV cache is kept for each row that is decoded."""
-    ends_early: bool = False
-    """True if few responses use all tokens that they may have."""
-
-
 class Saving(NamedTuple):
     """A changed configuration with which a run needs less memory."""
 
@@ -259,9 +230,6 @@ class CostsSeam(Protocol):
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Return ``model`` as the option changes it in ``phase``: its trained weights or copies."""
 
-    def adapt_generation(self, config: RunConfig, generation: Generation) -> Generation:
-        """Return ``generation`` as the option changes it."""
-
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
@@ -269,9 +237,6 @@ class CostsSeam(Protocol):
 
         ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
         """
-
-    def memory_saving_changes(self, config: RunConfig) -> Iterator[Saving]:
-        """Yield changes of the option's keys with which the run needs less memory."""
 
 
 class HooksSeam(Protocol):
@@ -286,25 +251,10 @@ class HooksSeam(Protocol):
 
 
 class ModelsSeam(Protocol):
-    """``models``: changes how models are built, optimized, checked and saved.
+    """``models``: changes how models are checked and trained.
 
-    Used by average, distillation, ensembles, fused_layers and lora.
+    Used by distillation, ensembles and lora.
     """
-
-    def extend_model(
-        self,
-        config: RunConfig,
-        role: Role,
-        seed: int,
-        model: PreTrainedModel,
-        head: tuple[str, ...],
-    ) -> None:
-        """Add or replace parts of a built ``model``; ``head`` names its new, trained head."""
-
-    def change_optimizer_settings(
-        self, settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
-    ) -> OptimizerSettings:
-        """Return changed settings of the optimizer that trains the model ``role`` in ``phase``."""
 
     def find_reference(
         self, config: RunConfig, phase: Phase, actor: TokenEngine
@@ -328,12 +278,8 @@ class KeysSeam(Protocol):
 
     UNREAD: ClassVar[Mapping[str, Unread]]
     """Keys of the core that have no effect with this option, with the reason; optional."""
-    FILES: ClassVar[Sequence[str]]
-    """Keys that name a file, or code by MODULE:NAME; optional."""
     COLUMN: ClassVar[str]
     """The key that names a column of the data, which PPO reads; optional."""
-    ON_ONE_RANK: ClassVar[Mapping[str, object]]
-    """Values of keys with which one rank needs neither a server nor a drive; optional."""
     REWARDS: ClassVar[Mapping[RewardKind, Sequence[str]]]
     """Keys that a kind of reward reads; * after a required key."""
     LOG: ClassVar[str]

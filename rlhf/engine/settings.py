@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,7 @@ from rlhf.config.roles import Role, runs_on_torch, setting_unsupported_by_torch
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
 from rlhf.engine.masters import Masters
-from rlhf.options import ZeroConfig, hooks_of
+from rlhf.options import ZeroConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +103,17 @@ def optimizer_settings(
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the optimizer settings of ``role``: config group ``own`` with changes of options."""
+    """Return the optimizer settings of ``role``, from the config group ``own``."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
-    for change in hooks_of("models", "change_optimizer_settings", config):
-        settings = change(settings, config, phase, role)
+    if config.ppo.ema_beta > 0 and (phase, role) == (Phase.ppo, Role.actor):
+        from rlhf.options.average.moving_average import MovingAverage
+
+        beta, on_host = config.ppo.ema_beta, config.zero.offload_ema
+        settings = replace(settings, follow=partial(MovingAverage, beta=beta, on_host=on_host))
+    if config.lora.rank > 0:
+        from rlhf.options.lora.models import adapter_lr
+
+        settings = replace(settings, lr_of=partial(adapter_lr, config.lora, role))
     return settings
 
 

@@ -17,13 +17,13 @@ from rlhf.config.freeze import INPUTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
 from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
-from rlhf.options import DataConfig, hooks_of
+from rlhf.options import DataConfig
 from rlhf.rewards.sealed import find_judge_files
 from rlhf.run.results import Inputs, read_inputs, write_json
 
 MORE = {".arrow", ".txt"}
-# Option keys that name a file or code (MODULE:NAME), from FILES in each option's module ``keys``.
-OF_OPTIONS = [key for files in hooks_of("keys", "FILES") for key in files]
+# Keys of options that name a file or code (MODULE:NAME).
+OF_OPTIONS = ["environment.target", "data.ptx_path"]
 # Keys of a part of ``rewards`` that name a file or code.
 OF_REWARDS = ["json_schema", "function", "rubric"]
 

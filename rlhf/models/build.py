@@ -32,6 +32,7 @@ from rlhf.options.cpu_kernels.cpu_layers import (
     use_matmul_attention,
     use_onednn_products,
 )
+from rlhf.options.fused_layers.keys import FusedLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -49,8 +50,16 @@ LAYERDROP = "layerdrop"  # OPT's probability to skip a layer, which is no dropou
 
 def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
     """Return the functions with which options extend the model of ``role`` after its build."""
-    hooks = hooks_of("models", "extend_model", config)
-    return [partial(extend, config, role, seed) for extend in hooks]
+    found: list[Extension] = []
+    if config.fused_layers is not FusedLayers.none:
+        from rlhf.options.fused_layers.liger_layers import fuse_layers
+
+        found.append(fuse_layers)
+    if config.lora.rank > 0:
+        from rlhf.options.lora.models import extend_with_adapters
+
+        found.append(partial(extend_with_adapters, config.lora, role, seed))
+    return found
 
 
 def build_actor(

@@ -21,7 +21,6 @@ from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.config.validation import check_options, validate
-from rlhf.options import hooks_of
 
 if TYPE_CHECKING:
     from rlhf.base.seams import Saving
@@ -84,8 +83,11 @@ def _combined_changes(config: RunConfig) -> Iterator[Change]:
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:
     """Yield the changes with which options, also those that are off, need less memory."""
-    for savings in hooks_of("costs", "memory_saving_changes"):
-        yield from savings(config)
+    from rlhf.options.ahead.overlap_plan import propose_sampling_in_turn
+    from rlhf.options.lora.costs import propose_adapters
+
+    yield from propose_sampling_in_turn(config)
+    yield from propose_adapters(config)
 
 
 def _set_zero_auto(config: RunConfig) -> RunConfig:

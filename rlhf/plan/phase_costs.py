@@ -44,12 +44,11 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     sampling processes rearrange PPO: they do not affect which micro-batch and rows are chosen.
     """
     if scene.phase is Phase.ppo:
-        found = _plan_ppo(scene, like)
         if like and scene.config.rollout.overlap:
-            from rlhf.options.ahead.costs import plan_overlap
+            from rlhf.options.ahead.overlap_plan import plan_overlap
 
-            return plan_overlap(scene, found, lambda other: _plan_ppo(other, like), _plan_rollout)
-        return found
+            return plan_overlap(scene, lambda other: _plan_ppo(other, like), _plan_rollout)
+        return _plan_ppo(scene, like)
     plan = batch_plans(scene.config)[scene.phase]
     sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
     return choose_phase_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)

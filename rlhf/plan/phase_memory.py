@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
-from rlhf.base.seams import Generation
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
@@ -35,6 +35,19 @@ MANY_STEPS = 300
 RECORD = 2000  # bytes in memory per example
 
 
+class Generation(NamedTuple):
+    """The facts about the sampling of responses that determine a rollout's memory and time."""
+
+    gathers: bool | None = None
+    """True if sharded weights are gathered once per rollout; None: rollout.gather_weights."""
+    tensor_parallel: int = 1
+    """Number of ranks that share one copy of the weights."""
+    caches_per_row: int = 1
+    """Number of sequences whose KV cache is kept for each row that is decoded."""
+    ends_early: bool = False
+    """True if few responses use all tokens that they may have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:
     """The memory and work of a phase under one ZeRO setting, for any micro-batch."""
@@ -56,12 +69,18 @@ class PhaseMemory:
 
     @cached_property
     def generation_settings(self) -> Generation:
-        """Return the settings with which PPO generates responses, as the options adapt them."""
-        is_hf = self.config.rollout.backend is Backend.hf
-        found = Generation(gathers=False if is_hf else None)
-        for adapt in self.at.hooks("adapt_generation"):
-            found = adapt(self.config, found)
-        return found
+        """Return the settings with which PPO generates responses.
+
+        An episode that waits for its environment has a KV cache beside that of its row.
+        """
+        rollout, has_episodes = self.config.rollout, self.config.environment.is_used
+        is_hybrid = rollout.backend is Backend.hybrid_engine
+        return Generation(
+            gathers=True if is_hybrid else False if rollout.backend is Backend.hf else None,
+            tensor_parallel=rollout.hybrid_engine.inference_tp_size if is_hybrid else 1,
+            caches_per_row=2 if has_episodes else 1,
+            ends_early=has_episodes,
+        )
 
     @property
     def memory_limit(self) -> float:

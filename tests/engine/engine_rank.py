@@ -18,7 +18,7 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.options import ZeroConfig
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from rlhf.options.replay.weight_digests import sum_digests
 from rlhf.run.phase_state import Checkpoint, checkpoint_folder, load_checkpoint, write_checkpoint
 from tests.emulated_fp16 import emulate_fp16

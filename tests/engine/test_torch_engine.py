@@ -20,7 +20,7 @@ from rlhf.engine.devices import current_ranks
 from rlhf.engine.select import build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from rlhf.options.replay.weight_digests import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state

@@ -17,7 +17,7 @@ from rlhf.engine import deepspeed_engine, masters
 from rlhf.engine.deepspeed_engine import DeepSpeedEngine, require_aligned_nvme_gradients
 from rlhf.engine.masters import Masters
 from rlhf.engine.torch_engine import TorchEngine
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from tests.engine.test_torch_engine import ADAMW, engine_of, train
 from tests.pretend_cuda.gpu import Gpu
 

@@ -21,7 +21,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import ZeroConfig
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from tests.engine.test_deepspeed_config import zero
 from tests.lora_settings import adding, lora_config
 from tests.zero_settings import adamw

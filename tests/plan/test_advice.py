@@ -11,7 +11,7 @@ from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
-from rlhf.options import hooks_of
+from rlhf.options.lora.costs import propose_adapters
 from rlhf.plan.advice import find_fitting_overrides
 from rlhf.plan.plan import plan_run
 from tests.plan.planned import Compose, changed, plan_of, run_of
@@ -84,9 +84,7 @@ def test_adapters_are_for_all_phases_that_run(
     words: list[str], found: list[str], compose: Compose
 ) -> None:
     config = run_of(compose, "model=opt_13b", "hardware=a100_80g", *words)
-    changes = hooks_of("costs", "memory_saving_changes")
-    savings = [saving for each in changes for saving in each(config)]
-    assert [saving.words for saving in savings if not saving.is_exact] == found
+    assert [saving.words for saving in propose_adapters(config)] == found
 
 
 def test_what_is_set_already_or_refused_is_not_proposed(compose: Compose) -> None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from rlhf.base.seams import MeasureNames
 from rlhf.config.schema.keys import FROM_0_BELOW_1, key, needs
 
-ON_ONE_RANK = {"zero.offload_ema": False}
 MEASURES = MeasureNames(times=["after_ema"])
 
 

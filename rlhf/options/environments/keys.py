@@ -19,7 +19,6 @@ from rlhf.config.schema.keys import (
     needs,
 )
 
-FILES = ("environment.target",)
 SUCCESS = "episode/success"  # the measure that is 1 if an episode is a success
 PROMPT_MARK = r"^\[episode \d+\]"  # the text before the prompt of an episode in samples.jsonl
 

@@ -34,7 +34,7 @@ def check_models(config: RunConfig, phases: Container[Phase]) -> None:
             "pip install 'rlhf[liger]', or use fused_layers=none"
         )
     from rlhf.models.sources import config_fields
-    from rlhf.options.fused_layers.models import require_fitting_layers
+    from rlhf.options.fused_layers.liger_layers import require_fitting_layers
 
     for phase in config.phase.order:
         for group, model in starting_models(config, phase) if phase in phases else []:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.seams import Generation
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
@@ -29,9 +28,3 @@ def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
     if phase is Phase.ppo and model.role is Role.actor:
         return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
     return model
-
-
-def adapt_generation(config: RunConfig, generation: Generation) -> Generation:
-    """Return ``generation`` with gathered weights, split over inference_tp_size ranks."""
-    size = config.rollout.hybrid_engine.inference_tp_size
-    return generation._replace(gathers=True, tensor_parallel=size)

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import ABOVE_0, key, needs
 
-ON_ONE_RANK = {"rollout.backend": "fast"}
-
 
 @dataclass(kw_only=True)
 class HybridEngineConfig:

@@ -41,7 +41,7 @@ def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
     )
 
 
-def memory_saving_changes(config: RunConfig) -> Iterator[Saving]:
+def propose_adapters(config: RunConfig) -> Iterator[Saving]:
     """Yield the change that adds adapters to all trained models, unless they have adapters."""
     lora = config.lora
     wanted = {role for phase in config.phase.order for role in ROLES[phase]}

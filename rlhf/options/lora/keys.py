@@ -17,8 +17,6 @@ from rlhf.config.schema.keys import (
     needs,
 )
 
-ON_ONE_RANK = {"zero.quantize_frozen_weights": False}
-
 
 class LoraRole(StrEnum):
     """Models that can get adapters; the policy of DPO counts as actor."""

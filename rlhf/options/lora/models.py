@@ -24,7 +24,6 @@ from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, 
 from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.engine.settings import OptimizerSettings
 from rlhf.models.adapter_folders import ADAPTER, PREFIX, load_adapter_weights
 from rlhf.models.pretrained import Adapter, find_adapter_chain
 from rlhf.models.sources import ModelSource, config_fields
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [  # what the core calls
+    "adapter_lr",
     "adapter_of",
-    "change_optimizer_settings",
     "check_tokenizer",
     "computing_merged",
-    "extend_model",
+    "extend_with_adapters",
     "find_export",
     "find_reference",
 ]
@@ -54,22 +53,19 @@ def find_lora_settings(lora: LoraConfig, role: Role) -> LoraConfig | None:
     return replace(lora, rank=lora.critic_rank or lora.rank) if is_critic else lora
 
 
-def extend_model(
-    config: RunConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
+def extend_with_adapters(
+    lora: LoraConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
 ) -> None:
     """Add adapters to the model of ``role``; its new modules ``head`` are trained in full."""
-    lora = find_lora_settings(config.lora, role)
-    if lora is not None:
-        add_adapters(model, lora, seed=seed, trained=head)
+    own = find_lora_settings(lora, role)
+    if own is not None:
+        add_adapters(model, own, seed=seed, trained=head)
 
 
-def change_optimizer_settings(
-    settings: OptimizerSettings, config: RunConfig, _: Phase, role: Role
-) -> OptimizerSettings:
-    """Return the settings with the learning rate of the adapters, if the keys set one."""
-    lora = config.lora
+def adapter_lr(lora: LoraConfig, role: Role, name: str) -> float | None:
+    """Return the learning rate of the parameter ``name``; None: that of the phase."""
     lr = lora.critic_lr if role is Role.critic and lora.critic_lr else lora.lr
-    return replace(settings, lr_of=lambda name: lr if is_adapter_name(name) else None)
+    return lr if is_adapter_name(name) else None
 
 
 def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import AT_LEAST_0, ONLY_PPO, ROWS, Unread, key, needs
 
-FILES = ("data.ptx_path",)
 MEASURED = Unread(
     ("ptx_coef", "data.ptx_path"),
     lambda weight, path: not weight and path is None,

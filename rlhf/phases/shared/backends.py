@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import BackendsSeam
 from rlhf.base.types import RolloutBackend
 from rlhf.config.choices import Dtype
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.engine.devices import TORCH_DTYPES
 from rlhf.models.families import find_decoder_modules
-from rlhf.options import Backend, modules_of
+from rlhf.options import Backend
 from rlhf.options.kernel_checks import choose_kernels
 from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.hf import HfRollout
@@ -69,9 +68,15 @@ def build_rollout_backend(
         min_tokens=rollout.min_response_tokens,
     )
     stop, pad_id = StopTexts(tokenizer, rollout.stop), tokenizer.pad_token_id
-    option: BackendsSeam | None = next(modules_of("backends", config), None)
-    if option is not None:
-        return option.build(config, BackendParts(settings, stop, pad_id, dtype, ranks))
+    parts = BackendParts(settings, stop, pad_id, dtype, ranks)
+    if rollout.backend is Backend.hybrid_engine:
+        from rlhf.options.hybrid_engine.hybrid_backend import build_hybrid_backend
+
+        return build_hybrid_backend(config, parts)
+    if rollout.backend is Backend.vllm_server:
+        from rlhf.options.vllm.server_backend import build_server_backend
+
+        return build_server_backend(config, parts)
     if rollout.backend is Backend.hf:
         return HfRollout(settings, pad_id=pad_id, stop=stop, max_rows=rows)
     return FastRollout(

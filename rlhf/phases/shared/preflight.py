@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlhf.base.seams import BackendsSeam
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.pair_numbers import read_pair_groups
@@ -15,7 +14,7 @@ from rlhf.data.phase_needs import (
 )
 from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.deepspeed_engine import require_quantizer
-from rlhf.options import modules_of
+from rlhf.options import Backend
 from rlhf.phases.shared.context import RunContext, phase_prompts, phase_tokens, reward_pairs
 from rlhf.phases.shared.model_checks import find_model_config, require_fast_decoding
 
@@ -30,9 +29,14 @@ def require_capabilities(config: RunConfig) -> None:
     require_quantizer(config.zero)
     if not {Phase.ppo, Phase.dpo} & set(config.phase.order):
         return
-    option: BackendsSeam | None = next(modules_of("backends", config), None)
-    if option is not None:
-        option.check(config, find_model_config("model", config.model))
+    if config.rollout.backend is Backend.hybrid_engine:
+        from rlhf.options.hybrid_engine.hybrid_backend import require_hybrid_engine
+
+        require_hybrid_engine(config, find_model_config("model", config.model))
+    elif config.rollout.backend is Backend.vllm_server:
+        from rlhf.options.vllm.server_backend import require_server
+
+        require_server(config, find_model_config("model", config.model))
     require_fast_decoding(config, config.phase.order)
 
 

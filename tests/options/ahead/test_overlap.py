@@ -5,7 +5,7 @@ import pytest
 from rlhf.config.choices import Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.ahead import costs
+from rlhf.options.ahead import overlap_plan
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan, plan_run
 from rlhf.plan.plan_tables import plan_as_json
@@ -23,7 +23,7 @@ def ppo_of(plan: Plan) -> PhasePlan:
 @pytest.fixture
 def config(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """A run on a CPU with two cores."""
-    monkeypatch.setattr(costs, "num_usable_cores", lambda: 2)
+    monkeypatch.setattr(overlap_plan, "num_usable_cores", lambda: 2)
     words = ("experiment=smoke", "hardware.memory_gib=8", "hardware.dtype=bf16")
     return run_of(compose, *words, "hardware.peak_tflops=1", "hardware.memory_bandwidth_gb=40")
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from rlhf.engine.masters import Masters
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from tests.pretend_cuda.gpu import Event, Gpu
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.masters import Split, fp32_weights
 from rlhf.engine.split_adamw import SplitAdamW
-from rlhf.options.average.models import MovingAverage
+from rlhf.options.average.moving_average import MovingAverage
 from rlhf.options.cpu_kernels import kernels
 from rlhf.options.cpu_kernels.adamw import load_adamw_kernel
 

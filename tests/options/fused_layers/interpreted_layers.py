@@ -21,7 +21,7 @@ from rlhf.base.types import TokenPositions
 from rlhf.models.build import enable_gradient_checkpointing
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.fused_layers.models import FAMILIES, replace_layers
+from rlhf.options.fused_layers.liger_layers import FAMILIES, replace_layers
 from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.decoders.fused import FusedDecoder

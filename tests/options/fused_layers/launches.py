@@ -86,7 +86,7 @@ def _run(layers: int, batch: tuple[int, int], *, fuses: bool) -> Passes:
     ids = torch.zeros(batch, dtype=torch.long, device="meta")
     try:
         if fuses:
-            from rlhf.options.fused_layers.models import replace_layers
+            from rlhf.options.fused_layers.liger_layers import replace_layers
 
             replace_layers(model)
         with counted_kernels(), forward:

@@ -8,8 +8,7 @@ import pytest
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
-from rlhf.options.fused_layers import models as fused_layers
-from rlhf.options.fused_layers import rules
+from rlhf.options.fused_layers import liger_layers, rules
 from rlhf.phases.shared.policies import build_policy, build_reference
 from tests.conftest import Compose
 from tests.models_on_disk import save_base, small_tokenizer
@@ -59,7 +58,7 @@ def test_the_policy_and_its_frozen_reference_have_them(
     save_base(tmp_path, "llama", tokenizer)
     model = ["model=pretrained", f"model.path={tmp_path}"]
     config = to_run_config(compose([*ON_GPU, "phase=dpo", *model]))
-    monkeypatch.setattr(fused_layers, "replace_layers", replaced.append)
+    monkeypatch.setattr(liger_layers, "replace_layers", replaced.append)
     policy = build_policy(config, tokenizer, dropout=0.0)
     reference: Any = build_reference(config, Phase.dpo, PlainEngine(policy), tokenizer, PlainEngine)
     assert replaced == [policy.pretrained, reference.module.pretrained]

@@ -30,8 +30,8 @@ from rlhf.engine.torch_engine import TorchEngine
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import Backend
-from rlhf.options.average.models import MovingAverage
-from rlhf.options.hybrid_engine import backends
+from rlhf.options.average.moving_average import MovingAverage
+from rlhf.options.hybrid_engine import hybrid_backend
 from rlhf.options.hybrid_engine.hybrid_actor import adapt_policy
 from rlhf.options.hybrid_engine.hybrid_rollout import (
     HybridEngineRollout,
@@ -384,8 +384,8 @@ def test_ppo_learns_from_its_rollouts(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of PPO on the CPU: its rules and the look at the machine are passed over."""
-    monkeypatch.setattr(backends, "hybrid_engine_unavailable_reason", lambda **_: None)
-    monkeypatch.setattr(backends, "op_unavailable_reason", lambda _: None)
+    monkeypatch.setattr(hybrid_backend, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(hybrid_backend, "op_unavailable_reason", lambda _: None)
     save_models(tmp_path, policy="some words", reward="some words")
     paths = ["phase=ppo", "model=pretrained", "model@reward_model=pretrained"]
     paths += [f"model.path={tmp_path / 'policy'}", f"reward_model.path={tmp_path / 'reward'}"]

@@ -3,9 +3,9 @@
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.engine.settings import OptimizerSettings
+from rlhf.engine.settings import optimizer_settings
 from rlhf.options.lora.keys import LoraRole
-from rlhf.options.lora.models import LORA_ROLES, change_optimizer_settings, find_lora_settings
+from rlhf.options.lora.models import LORA_ROLES, find_lora_settings
 from tests.conftest import Compose
 
 
@@ -25,9 +25,8 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
     assert actor is not None
     assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
     assert actor.target_modules == ["q_proj"]
-    own = OptimizerSettings.from_config(config.sft, total_steps=1)
     changed = {
-        each.value: change_optimizer_settings(own, config, Phase.ppo, role)
+        each.value: optimizer_settings(config, config.sft, Phase.ppo, role, total_steps=1)
         for role, each in LORA_ROLES.items()
     }
     assert {role: each.lr_of("a.lora_A.default.weight") for role, each in changed.items()} == {

@@ -23,7 +23,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import to_run_config
 from rlhf.gpu_check.runs import differing_files
-from rlhf.options.vllm.backends import ServerWeights, VllmServerRollout, build_start_command
+from rlhf.options.vllm.server_backend import ServerWeights, VllmServerRollout, build_start_command
 from rlhf.options.vllm.vllm_client import AT_ONCE, BY_NCCL, START, VllmClient
 from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.rollout.sampling import SamplingSettings

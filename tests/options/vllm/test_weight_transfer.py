@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from rlhf.base.errors import RolloutError
 from rlhf.config.freeze import to_run_config
 from rlhf.models.build import build_actor
-from rlhf.options.vllm import backends
-from rlhf.options.vllm.backends import ServerWeights
+from rlhf.options.vllm import server_backend
+from rlhf.options.vllm.server_backend import ServerWeights
 from rlhf.options.vllm.vllm_client import VllmClient
 from rlhf.phases.shared.exporting import Export, build_export
 from tests.conftest import Compose
@@ -57,7 +57,7 @@ def test_workers_receive_all_weights_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(backends, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(server_backend, "CHUNK_BYTES", 10_000)
     weights = weights_of(server, tmp_path / "unused", nccl)
     for seed in (1, 2):
         disturb(export.model, seed=seed)

@@ -15,7 +15,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.tokens import TokenData
 from rlhf.models.families import FAMILIES
 from rlhf.options import Backend
-from rlhf.options.hybrid_engine import backends
+from rlhf.options.hybrid_engine import hybrid_backend
 from rlhf.options.lora.keys import LoraRole
 from rlhf.phases.shared import preflight as rollout_checks
 from rlhf.phases.shared.preflight import require_capabilities, require_data
@@ -38,8 +38,8 @@ def hybrid(compose: Compose, model_type: str, **fields: Any) -> RunConfig:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that can run the Hybrid Engine."""
-    monkeypatch.setattr(backends, "hybrid_engine_unavailable_reason", lambda **_: None)
-    monkeypatch.setattr(backends, "op_unavailable_reason", lambda _: None)
+    monkeypatch.setattr(hybrid_backend, "hybrid_engine_unavailable_reason", lambda **_: None)
+    monkeypatch.setattr(hybrid_backend, "op_unavailable_reason", lambda _: None)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -26,7 +26,6 @@ SAMPLING = "generation beside training"  # name, in a plan, of the memory of a s
 
 def plan_overlap(
     scene: PhaseMemory,
-    plan: PhasePlan,
     plan_ppo: Callable[[PhaseMemory], PhasePlan],
     plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
 ) -> PhasePlan:
@@ -44,7 +43,7 @@ def plan_overlap(
     return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
 
-def memory_saving_changes(config: RunConfig) -> Iterator[Saving]:
+def propose_sampling_in_turn(config: RunConfig) -> Iterator[Saving]:
     """Yield the change to rollout.overlap=false: the ranks sample and train in turn."""
     if config.rollout.overlap:
         in_turn = replace(config.rollout, overlap=False)

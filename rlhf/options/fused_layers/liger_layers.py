@@ -7,8 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.config.roles import Role
-from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,10 +25,8 @@ def require_fitting_layers(fields: Mapping[str, Any]) -> None:
         )
 
 
-def extend_model(
-    _config: RunConfig, _role: Role, _seed: int, model: PreTrainedModel, _head: tuple[str, ...]
-) -> None:
-    """Replace the layers of the model of every role."""
+def fuse_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
+    """Replace the layers of ``model``; raise CapabilityError if Liger does not fit it."""
     require_fitting_layers(model.config.to_dict())
     replace_layers(model)
 

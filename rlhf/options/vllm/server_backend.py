@@ -49,13 +49,13 @@ cuda: Any = torch.cuda  # some of its functions have no types
 logger = logging.getLogger(__name__)
 
 
-def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
+def require_server(config: RunConfig, model: PreTrainedConfig | None) -> None:
     """Raise RolloutError if the server cannot be used for this ``model``."""
     ties = model is not None and model.tie_word_embeddings
     _open_client(config).check(ties_embeddings=ties)
 
 
-def build(config: RunConfig, parts: BackendParts) -> VllmServerRollout:
+def build_server_backend(config: RunConfig, parts: BackendParts) -> VllmServerRollout:
     """Return the backend that samples from the server."""
     folder = expand_user_path(
         config.rollout.server.weights_dir or tempfile.gettempdir(), key="rollout.server.weights_dir"

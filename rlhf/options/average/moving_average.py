@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from rlhf.config.choices import Phase
-from rlhf.config.roles import Role
-from rlhf.config.schema.run import RunConfig
 from rlhf.engine.masters import CHUNK, Masters, Split, build_average_kernel, fp32_weights
-from rlhf.engine.settings import OptimizerSettings
-
-
-def change_optimizer_settings(
-    settings: OptimizerSettings, config: RunConfig, phase: Phase, role: Role
-) -> OptimizerSettings:
-    """Return the settings; those of PPO's actor get a moving average that follows its weights."""
-    if phase is not Phase.ppo or role is not Role.actor:
-        return settings
-    follow = partial(MovingAverage, beta=config.ppo.ema_beta, on_host=config.zero.offload_ema)
-    return replace(settings, follow=follow)
 
 
 class MovingAverage:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
+def require_hybrid_engine(config: RunConfig, model: PreTrainedConfig | None) -> None:
     """Check that the Hybrid Engine can sample here, and from this ``model``.
 
     Raises:
@@ -51,7 +51,7 @@ def check(config: RunConfig, model: PreTrainedConfig | None) -> None:
         raise CapabilityError(f"rollout.backend=hybrid_engine: {obstacle}; use rollout=fast")
 
 
-def build(config: RunConfig, parts: BackendParts) -> HybridEngineRollout:
+def build_hybrid_backend(config: RunConfig, parts: BackendParts) -> HybridEngineRollout:
     """Return the backend that samples with the Hybrid Engine of the actor."""
     rollout = config.rollout
     settings = HybridSettings(
