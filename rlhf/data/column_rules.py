@@ -23,6 +23,7 @@ from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import (
     SCORES,
     expand_threads,
+    find_conflicts,
     is_blank,
     pair_rivals,
     read_marks,
@@ -30,6 +31,7 @@ from rlhf.data.layouts import (
 )
 from rlhf.data.records import (
     MESSAGE_KEYS,
+    NO_CONFLICTS,
     ROLES,
     TEXT_OF,
     Dropped,
@@ -149,6 +151,8 @@ class Converted(NamedTuple):
     """Columns that hold values and are read."""
     unread: Mapping[str, Values] = {}
     """Columns and keys of messages that hold values and are not read."""
+    conflicts: Dropped = NO_CONFLICTS
+    """Used rows whose columns contradict each other, counted by how."""
 
 
 class Layout(NamedTuple):
@@ -193,7 +197,7 @@ class Layout(NamedTuple):
         present = [name for name, value in first.items() if value is not None]
         self._require_columns(first, source)
         records: list[Record] = []
-        left_out = Dropped()
+        left_out, conflicts = Dropped(), Dropped()
         odd: list[OddRowError] = []
         messages: defaultdict[str, list[object]] = defaultdict(list)
         nulls = set(self.expressions)
@@ -214,6 +218,8 @@ class Layout(NamedTuple):
             for record in found:
                 columns = _select_columns(row, record, keep) if keep else None
                 records.append(record._replace(columns=columns, place=row.place, tools=tools))
+                for problem in find_conflicts(row, targets, record) if record.rejected else ():
+                    conflicts.drop(problem, row.place)
         _count_odd_rows(odd, left_out, len(rows))
         for target, expression in self.expressions.items():
             if self.key and target in nulls:
@@ -224,7 +230,8 @@ class Layout(NamedTuple):
         unread = self._summarize_unread(rows, [name for name in present if name not in keep])
         for name, items in messages.items():
             unread |= _summarize_keys(name, items)
-        return Converted(pair_rivals(records, left_out), self.name, left_out, read, unread)
+        records = pair_rivals(records, left_out)
+        return Converted(records, self.name, left_out, read, unread, conflicts)
 
     def _summarize_unread(self, rows: Sequence[Row], present: Sequence[str]) -> dict[str, Values]:
         whole = [row.values for row in rows]

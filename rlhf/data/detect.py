@@ -23,7 +23,7 @@ from rlhf.data.column_rules import (
     find_first_values,
     parse_expressions,
 )
-from rlhf.data.layouts import is_blank
+from rlhf.data.layouts import SCORE_NAMES, is_blank
 from rlhf.data.proposals import find_choices, find_families, propose, quote
 from rlhf.data.records import Row
 from rlhf.data.unread import Values, judge_words, summarize
@@ -34,7 +34,7 @@ COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMN
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 UNCLEAR = "scores_or_ranks"  # target of numbers beside responses that find_doubt refuses
 # Parts of the names of numbers beside responses -> the target.
-ORDERS = {"ranks": ["rank"], "scores": ["scor", "rating", "rate", "reward", "grade", "prob"]}
+ORDERS = {"ranks": ["rank"], "scores": SCORE_NAMES}
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
 

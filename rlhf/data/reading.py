@@ -200,17 +200,22 @@ def describe_dataset(dataset: RawDataset) -> str:
         f"reads {join_first_names(dataset.read)}": dataset.read,
         f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
+        f"to check: {_list_counts(dataset.conflicts)}": dataset.conflicts,
     }
     return "; ".join(note for note, is_given in notes.items() if is_given)
 
 
 def _describe_dropped_rows(left_out: Dropped) -> str:
-    reasons = ", ".join(
-        f"{count:,} {reason}{describe_first_place(left_out.places.get(reason))}"
-        for reason, count in left_out.most_common()
+    reasons = _list_counts(left_out)
+    return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
+
+
+def _list_counts(rows: Dropped) -> str:
+    return ", ".join(
+        f"{count:,} {reason}{describe_first_place(rows.places.get(reason))}"
+        for reason, count in rows.most_common()
         if count
     )
-    return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
 def _list_data_paths(value: object, *, key: str) -> list[str]:
@@ -274,6 +279,7 @@ def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDatas
         unread=tuple(both.unread),
         sides=tables.sides,
         varied={name: str(values) for name, values in both.unread.items() if values.varies},
+        conflicts=both.conflicts,
     )
 
 
@@ -351,6 +357,7 @@ def join_counts(parts: Sequence[Converted]) -> Converted:
         join_dropped(part.left_out for part in parts),
         tuple(dict.fromkeys(name for part in parts for name in part.read)),
         unread,
+        join_dropped(part.conflicts for part in parts),
     )
 
 

@@ -72,6 +72,9 @@ class Dropped(Counter[str]):
         known += places[: FIRST_PLACES - len(known)]
 
 
+NO_CONFLICTS = Dropped()
+
+
 def join_dropped(parts: Iterable[Dropped]) -> Dropped:
     """Return the numbers and places of all ``parts``."""
     whole = Dropped()
@@ -232,6 +235,8 @@ class RawDataset(NamedTuple):
     """What is trained on and held out, by names of files and by a column; "" if neither is."""
     varied: Mapping[str, str] = {}
     """Unread columns whose values differ, and the first different values."""
+    conflicts: Dropped = NO_CONFLICTS
+    """Used rows whose columns contradict each other, counted by how."""
 
 
 class UnusableRowError(Exception):
