@@ -27,6 +27,7 @@ from rlhf.data.layouts import SCORE_NAMES, is_blank
 from rlhf.data.proposals import find_choices, find_families, propose, quote
 from rlhf.data.records import Row
 from rlhf.data.unread import Values, judge_words, summarize
+from rlhf.data.written_lists import read_written_messages
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
 # The words that read a data set by COLUMNS.
@@ -82,8 +83,10 @@ def convert_rows(
     """Convert rows to records by ``rules``, or by the layout that is detected.
 
     Raises:
-        DataError: as ``detect_layout`` does, or if an unread column may change what is learned.
+        DataError: as ``detect_layout``, ``read_written_messages`` and ``Layout.convert`` do, or if
+            an unread column may change what is learned.
     """
+    rows = read_written_messages(rows)
     layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
     converted = layout.convert(rows, source=source, keep=keep)
     problem, more = find_doubt(layout, converted.unread)

@@ -109,7 +109,11 @@ def read_records(row: Row, left_out: Dropped) -> list[Record]:
     targets = row.values
     if "text" in targets:
         return [Record(text=row.text("text"))]
-    asked = _read_prompt(row) if "prompt" in targets else None
+    asked = None
+    if isinstance(targets.get("prompt"), list | dict):
+        asked = _record_of_messages(row.messages("prompt"), row)
+    elif "prompt" in targets:
+        asked = _record_of_text_prompt(row.text("prompt"), row)
     if "responses" in targets:
         return _read_responses(row, asked, left_out)
     if "rejected" in targets:
@@ -185,21 +189,22 @@ def _compare_responses(answered: Sequence[Record], left_out: Dropped) -> list[Re
     return pairs
 
 
-def find_conflicts(row: Row, targets: Row, pair: Record) -> Iterator[str]:
-    """Yield what contradicts a pair in its ``row``: scores of its responses, or another prompt."""
+def count_conflicts(row: Row, targets: Row, pair: Record, conflicts: Dropped) -> None:
+    """Count what contradicts a pair in its ``row``: scores of its responses, or another prompt."""
     for name, value in row.values.items():
         other = name.replace("chosen", "rejected")
         if other != name and any(part in name for part in SCORE_NAMES):
             better, worse = read_number(value), read_number(row.values.get(other))
             if better is not None and worse is not None and better < worse:
-                yield f"pairs whose {name} is below {other}"
+                conflicts.drop(f"pairs whose {name} is below {other}", row.place)
     prompt, chosen = targets.values.get("prompt"), targets.values.get("chosen")
     if is_blank(prompt) or not isinstance(chosen, list) or len(chosen) == 1:
         return
     is_text = isinstance(prompt, str)
     asked = [prompt] if is_text else [each.text for each in targets.messages("prompt")]
     if any(normalize_text(str(text)) not in normalize_text(pair.prompt or "") for text in asked):
-        yield "rows whose prompt is not in the conversation of chosen, which is read instead"
+        what = "rows whose prompt is not in the conversation of chosen, which is read instead"
+        conflicts.drop(what, row.place)
 
 
 def read_marks(records: list[Record]) -> list[Record]:
@@ -233,12 +238,6 @@ def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
 
 
 # ----------------------------------------------------------------- prompts and responses of one row
-
-
-def _read_prompt(row: Row) -> Record:
-    if isinstance(row.values.get("prompt"), list | dict):
-        return _record_of_messages(row.messages("prompt"), row)
-    return _record_of_text_prompt(row.text("prompt"), row)
 
 
 def _read_response(row: Row, column: str, asked: Record | None) -> Record:

@@ -161,18 +161,15 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         wanted = {
             column: key
             for column, key in settings.keep.items()
-            if _find_reading_phase(key) in (dataset.phases or Phase)
+            # A key outside of reward.* names a column that PPO's rewards read.
+            if (Phase.reward if key.startswith("reward.") else Phase.ppo)
+            in (dataset.phases or Phase)
         }
         command = _build_command(config.source, name, dataset)
         own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
-
-
-def _find_reading_phase(key: str) -> Phase:
-    """Return the phase that reads the data column which the config key ``key`` names."""
-    return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
 def describe_dataset(dataset: RawDataset) -> str:
@@ -289,12 +286,10 @@ def _convert_tables(tables: list[Table], settings: _Settings) -> Converted:
     found = store_tables(tables, settings) if is_large else None
     if found is None:
         keep, rules, command = settings.keep, settings.rules, settings.command
-        parts = []
-        for table in tables:
-            rows = read_written_messages(rows_of(table))
-            parts.append(
-                convert_rows(rows, source=table.place, keep=keep, rules=rules, command=command)
-            )
+        parts = [
+            convert_rows(rows_of(each), source=each.place, keep=keep, rules=rules, command=command)
+            for each in tables
+        ]
         records = [record for part in parts for record in part.records]
         found = settings.prepare(join_counts(parts)._replace(records=records))
     if not len(found.records):
@@ -411,17 +406,13 @@ def _convert_chunk(
         if not _is_alike(find_first_values(rows), first):
             raise NotAloneError
         found = layout.convert(rows, source=place, keep=keep)
-        if MARKS & layout.expressions.keys() and not all(map(_is_marked, found.records)):
-            raise NotAloneError
+        are_marks = (type(each.grade) is bool and each.rejected is None for each in found.records)
+        if MARKS & layout.expressions.keys() and not all(are_marks):
+            raise NotAloneError  # a score may have rivals in other chunks
         found = prepare(found)
         return pack_records(found.records), found._replace(records=[])
     except (DataError, TypeError, UnicodeEncodeError) as error:
         raise NotAloneError from error
-
-
-def _is_marked(record: Record) -> bool:
-    """Return True if a record has a mark; a score may have rivals in other chunks."""
-    return isinstance(record.grade, bool) and record.rejected is None
 
 
 def _is_alike(values: dict[str, object], first: dict[str, object]) -> bool:
