@@ -363,7 +363,6 @@ def _list_tasks(
 
     The layout of each table is added to ``layouts``.
     """
-    keep, prepare = settings.keep, settings.prepare
     for table in tables:
         layout = None
         with translate_read_errors(table.place):
@@ -371,7 +370,7 @@ def _list_tasks(
                 if layout is None:
                     first, layout = _read_first_chunk(chunk, table, settings)
                     layouts.append(layout)
-                yield partial(_convert_chunk, chunk, table.place, layout, first, keep, prepare)
+                yield partial(_convert_chunk, chunk, table.place, layout, first, settings)
         if layout is None:
             raise NotAloneError
 
@@ -391,12 +390,7 @@ def _read_first_chunk(
 
 
 def _convert_chunk(
-    chunk: Chunk,
-    place: str,
-    layout: Layout,
-    first: dict[str, object],
-    keep: Wanted,
-    prepare: Callable[[Converted], Converted],
+    chunk: Chunk, place: str, layout: Layout, first: dict[str, object], settings: _Settings
 ) -> tuple[PackedRecords, Converted]:
     """Return the records of a chunk, packed, and its ``Converted`` without them."""
     with translate_read_errors(place):
@@ -405,11 +399,11 @@ def _convert_chunk(
         rows = read_written_messages(rows)
         if not _is_alike(find_first_values(rows), first):
             raise NotAloneError
-        found = layout.convert(rows, source=place, keep=keep)
+        found = layout.convert(rows, source=place, keep=settings.keep)
         are_marks = (type(each.grade) is bool and each.rejected is None for each in found.records)
         if MARKS & layout.expressions.keys() and not all(are_marks):
             raise NotAloneError  # a score may have rivals in other chunks
-        found = prepare(found)
+        found = settings.prepare(found)
         return pack_records(found.records), found._replace(records=[])
     except (DataError, TypeError, UnicodeEncodeError) as error:
         raise NotAloneError from error
