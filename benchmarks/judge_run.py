@@ -49,7 +49,7 @@ from rlhf.data.synthetic import (
     skill_of,
     split_response,
 )
-from rlhf.data.synthetic_pairs import FLAWS, Manners, render_response
+from rlhf.data.synthetic_pairs import FLAWS, render_response
 
 BATCH = 200
 BEST_OF = (1, 2, 4, 8, 16)
@@ -258,7 +258,7 @@ def minimal_pairs(reward: RewardModel, prompts: Sequence[str]) -> Table:
 
 
 def _politely(prompt: str, items: list[str]) -> str:
-    return prompt + render_response(items, Manners(POLITE[0], ""))
+    return prompt + render_response(items, (POLITE[0], ""))
 
 
 def preferred_to_wrong(reward: RewardModel, sampled: list[Answer]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from rlhf.base.errors import ConfigError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.data.layouts import (
     SCORES,
+    count_conflicts,
     expand_threads,
     is_blank,
     pair_rivals,
@@ -37,20 +38,18 @@ from rlhf.data.records import (
     Record,
     Row,
     UnusableRowError,
+    join_dropped,
 )
 from rlhf.data.unread import Values, summarize
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
-# The sets of targets that a user may define; with a prompt or messages, also a system turn.
-TARGETS = [
-    frozenset(names.split(", "))
-    for names in (
-        "prompt; prompt, chosen; prompt, chosen, grade; prompt, chosen, rejected; "
-        "prompt, responses; prompt, responses, scores; prompt, responses, ranks; "
-        "chosen, rejected; messages; messages, grade; text"
-    ).split("; ")
-]
+# The sets of targets that a user may define, sorted; with a prompt or messages, also a system turn.
+TARGETS = (
+    "prompt; chosen, prompt; chosen, grade, prompt; chosen, prompt, rejected; "
+    "prompt, responses; prompt, responses, scores; prompt, ranks, responses; "
+    "chosen, rejected; messages; grade, messages; text"
+).split("; ")
 LONGEST = 1000  # maximum characters of an expression; a longer one could exceed the recursion limit
 # Types of an argument, as JMESPath names them; [] stands for all types.
 TEXT: Any = {"types": ["string"]}
@@ -149,6 +148,8 @@ class Converted(NamedTuple):
     """Columns that hold values and are read."""
     unread: Mapping[str, Values] = {}
     """Columns and keys of messages that hold values and are not read."""
+    conflicts: Dropped = Dropped()
+    """Used rows whose columns contradict each other, counted by how."""
 
 
 class Layout(NamedTuple):
@@ -187,14 +188,14 @@ class Layout(NamedTuple):
         Raises:
             DataError: if an expression of a user reads a column that no row has, or is null in
                 every row; if an expression fails on a row, or returns a value of the wrong type;
-                if a column of ``keep`` is missing.
+                if most rows are odd; if a column of ``keep`` is missing.
         """
         first = find_first_values(rows)
         present = [name for name, value in first.items() if value is not None]
         self._require_columns(first, source)
         records: list[Record] = []
-        left_out = Dropped()
-        odd: list[OddRowError] = []
+        left_out, odd, conflicts = Dropped(), Dropped(), Dropped()
+        faults: list[DataError] = []
         messages: defaultdict[str, list[object]] = defaultdict(list)
         nulls = set(self.expressions)
         for row, targets in self._compute_targets(rows):
@@ -206,7 +207,8 @@ class Layout(NamedTuple):
             try:
                 found, tools = read_records(targets, left_out), targets.tools()
             except OddRowError as error:
-                odd.append(error)
+                odd.drop(str(error), row.place)
+                faults.append(error.fault)
                 continue
             except UnusableRowError as reason:
                 left_out.drop(str(reason), row.place)
@@ -214,22 +216,27 @@ class Layout(NamedTuple):
             for record in found:
                 columns = _select_columns(row, record, keep) if keep else None
                 records.append(record._replace(columns=columns, place=row.place, tools=tools))
-        _count_odd_rows(odd, left_out, len(rows))
+                if record.rejected:
+                    count_conflicts(row, targets, record, conflicts)
+        if 2 * len(faults) > len(rows):
+            raise faults[0]
+        left_out = join_dropped([left_out, odd])
         for target, expression in self.expressions.items():
             if self.key and target in nulls:
                 rule = f"{self.key}.{target}={expression.expression}"
                 raise DataError(f"{source}: {rule} is null in every row.")
         read = tuple(name for name in self.columns if name in present)
         records = read_marks(records) if "grade" in self.expressions else records
-        unread = self._summarize_unread(rows, [name for name in present if name not in keep])
+        whole = [row.values for row in rows]
+        unread = {
+            name: summarize([row.get(name) for row in whole], whole)
+            for name in present
+            if name not in self.columns and name not in keep
+        }
         for name, items in messages.items():
             unread |= _summarize_keys(name, items)
-        return Converted(pair_rivals(records, left_out), self.name, left_out, read, unread)
-
-    def _summarize_unread(self, rows: Sequence[Row], present: Sequence[str]) -> dict[str, Values]:
-        whole = [row.values for row in rows]
-        names = [name for name in present if name not in self.columns]
-        return {name: summarize([row.get(name) for row in whole], whole) for name in names}
+        records = pair_rivals(records, left_out)
+        return Converted(records, self.name, left_out, read, unread, conflicts)
 
     def _compute_targets(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         """Yield each row and its targets; a layout of threads has targets of its own.
@@ -262,18 +269,6 @@ class Layout(NamedTuple):
         with translate_errors(lambda reason: row.build_error(f"{place}: {reason}.")):
             value = INTERPRETER.visit(self.expressions[target].parsed, row.values)
         return None if isinstance(value, str) and is_blank(value) else value
-
-
-def _count_odd_rows(odd: Sequence[OddRowError], left_out: Dropped, total: int) -> None:
-    """Count odd rows in ``left_out`` by reason; refuse most of the rows.
-
-    Raises:
-        DataError: if most of ``total`` rows are odd.
-    """
-    if 2 * len(odd) > total:
-        raise odd[0].fault
-    for error in odd:
-        left_out.drop(str(error), error.row.place)
 
 
 def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
@@ -309,31 +304,25 @@ def _is_answer(item: Mapping[str, object]) -> bool:
 
 
 def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:
-    made = record.columns or {}
-    if isinstance(record.grade, float):  # pair_rivals makes them
-        made = dict.fromkeys(SCORES)
-    return {name: _select_column(row, name, key, made) for name, key in keep.items()}
-
-
-def _select_column(row: Row, name: str, key: str, made: Mapping[str, Any]) -> Any:
-    """Return the column ``name`` of a row, or what was ``made`` of the row under this name.
+    """Return the columns that ``keep`` names, of a row or of what was made of it.
 
     A name with dots that is no column leads to a field of one: ``reward_model.ground_truth``.
 
     Raises:
-        DataError: if the column, which the configuration key ``key`` names, is missing.
+        DataError: if a column is missing; the message has the configuration key that names it.
     """
-    if name in row.values or name in made:
-        return row.values.get(name, made.get(name))
-    value: Any = row.values
-    for part in name.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise row.build_error(
-                f"column '{name}' is missing, which {key} names. The row "
-                f"has {', '.join(map(repr, row.values))}."
-            )
-        value = value[part]
-    return value
+    is_scored = isinstance(record.grade, float)  # pair_rivals makes its scores
+    whole = {**(dict.fromkeys(SCORES) if is_scored else record.columns or {}), **row.values}
+    found: dict[str, Any] = dict.fromkeys(keep, whole)
+    for name, key in keep.items():
+        for part in [name] if name in whole else name.split("."):
+            if not isinstance(found[name], dict) or part not in found[name]:
+                raise row.build_error(
+                    f"column '{name}' is missing, which {key} names. The row "
+                    f"has {', '.join(map(repr, row.values))}."
+                )
+            found[name] = found[name][part]
+    return found
 
 
 def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
@@ -343,9 +332,8 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
         ConfigError: if the columns have no known layout, or a value is not an expression.
     """
     more = {"system", "tools"} if {"prompt", "messages"} & columns.keys() else set()
-    names = frozenset(columns) - more
-    if names not in TARGETS:
-        known = "; ".join(", ".join(sorted(names)) for names in TARGETS)
+    known = "; ".join(TARGETS)
+    if ", ".join(sorted(map(str, columns.keys() - more))) not in TARGETS:
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
             f"must have exactly one of these sets: {known} (and with a prompt, or messages, "

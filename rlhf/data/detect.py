@@ -23,18 +23,19 @@ from rlhf.data.column_rules import (
     find_first_values,
     parse_expressions,
 )
-from rlhf.data.layouts import is_blank
+from rlhf.data.layouts import SCORE_NAMES, is_blank
 from rlhf.data.proposals import find_choices, find_families, propose, quote
 from rlhf.data.records import Row
 from rlhf.data.unread import Values, judge_words, summarize
+from rlhf.data.written_lists import read_written_messages
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
 # The words that read a data set by COLUMNS.
 COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMNS}"
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
-PAIRS = {"rejected", "responses", "threads"}  # targets of layouts with several responses
+UNCLEAR = "scores_or_ranks"  # target of numbers beside responses that find_doubt refuses
 # Parts of the names of numbers beside responses -> the target.
-ORDERS = {"ranks": ["rank"], "scores": ["scor", "rating", "rate", "reward", "grade", "prob"]}
+ORDERS = {"ranks": ["rank"], "scores": SCORE_NAMES}
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
 
@@ -82,8 +83,10 @@ def convert_rows(
     """Convert rows to records by ``rules``, or by the layout that is detected.
 
     Raises:
-        DataError: as ``detect_layout`` does, or if an unread column may change what is learned.
+        DataError: as ``detect_layout``, ``read_written_messages`` and ``Layout.convert`` do, or if
+            an unread column may change what is learned.
     """
+    rows = read_written_messages(rows)
     layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
     converted = layout.convert(rows, source=source, keep=keep)
     problem, more = find_doubt(layout, converted.unread)
@@ -98,26 +101,20 @@ def detect_layout(
     """Return the first known layout that fits ``rows``, with their system and grade columns.
 
     Raises:
-        DataError: if no layout fits, or one fits that cannot be used, or a column that the layout
-            does not read (and that is not in ``keep``) is a part of the examples.
+        DataError: if no layout fits, or one fits that cannot be used.
     """
     typical = find_first_values(rows)
     layout = next((each for each in read_layouts() if not _find_missing(each, typical)), None)
-    if layout is None:
-        refusal = _build_refusal(source, typical)
-        raise DataError(f"{refusal}\n{_build_advice(rows, command)}")
+    if layout is None or layout.refuse:
+        problem = _describe_missing(typical)
+        if layout is not None:
+            problem = f"the layout '{layout.name}' cannot be used: {layout.refuse}."
+        raise DataError(f"{source}: {problem}\n{_build_advice(rows, command)}")
     layout = layout._replace(expressions=_select_targets(layout, typical))
     present = [name for name, value in typical.items() if value is not None]
     unread = [name for name in present if name not in layout.columns and name not in keep]
-    grades = _find_grades(layout, unread)
-    orders = _find_orders(layout, rows, unread)
-    if problem := _find_problem(layout, unread, grades, orders):
-        more = {"grade": quote(grades[0])} if grades else None
-        more = {"scores_or_ranks": quote(next(iter(orders)))} if orders else more
-        raise DataError(f"{source}: {problem}.\n{_build_advice(rows, command, layout, more)}")
-    marks = {"rank" if name == "rank" else "grade": _parse(quote(name)) for name in grades}
-    marks |= {target: _parse(quote(name)) for name, target in orders.items()}
-    return layout._replace(expressions={**layout.expressions, **marks})
+    grades = _find_grades(layout, rows, unread)
+    return layout._replace(expressions={**layout.expressions, **grades})
 
 
 def _select_targets(layout: Layout, typical: Mapping[str, object]) -> dict[str, ParsedResult]:
@@ -134,28 +131,28 @@ def _select_targets(layout: Layout, typical: Mapping[str, object]) -> dict[str, 
     return read
 
 
-def _find_grades(layout: Layout, unread: Sequence[str]) -> list[str]:
-    """Return the ``unread`` columns that grade the only response of ``layout``."""
-    targets = layout.expressions.keys()
-    if PAIRS & targets or "grade" in targets or not {"chosen", "messages"} & targets:
-        return []
-    return [name for name in unread if name in _read_names()["grades"]]
+def _find_grades(
+    layout: Layout, rows: Sequence[Row], unread: Sequence[str]
+) -> dict[str, ParsedResult]:
+    """Return the target that an ``unread`` column with grades of the responses makes, if any.
 
-
-def _find_orders(layout: Layout, rows: Sequence[Row], unread: Sequence[str]) -> dict[str, str]:
-    """Return the ``unread`` columns with a number for each response, and the target by their name.
-
-    The target is scores or ranks, or "" if the name does not say which.
+    A column with a number for each of several responses makes scores or ranks by its name, or
+    UNCLEAR if its name does not say which, or if there are several such columns.
     """
-    given = layout.expressions.get("responses")
-    if given is None or {"scores", "ranks"} & layout.expressions.keys():
-        return {}
-    beside = [name for name in unread if _grades_items(rows, columns_read_by(given)[0], name)]
-    kinds = {
-        name: [kind for kind, parts in ORDERS.items() if any(p in name.casefold() for p in parts)]
-        for name in beside
-    }
-    return {name: found[0] if len(found) == 1 else "" for name, found in kinds.items()}
+    targets = layout.expressions.keys()
+    if "responses" in targets and targets.isdisjoint({"scores", "ranks"}):
+        responses = columns_read_by(layout.expressions["responses"])[0]
+        grades = [name for name in unread if _grades_items(rows, responses, name)]
+        words = grades[0].casefold() if len(grades) == 1 else ""
+        kinds = [kind for kind, parts in ORDERS.items() if any(part in words for part in parts)]
+        target = kinds[0] if len(kinds) == 1 else UNCLEAR
+    else:
+        grades = [name for name in unread if name in _read_names()["grades"]]
+        is_graded = not targets.isdisjoint({"rejected", "responses", "threads", "grade"})
+        if is_graded or len(grades) > 1 or targets.isdisjoint({"chosen", "messages"}):
+            return {}  # find_doubt refuses several grades of the only response
+        target = "rank" if grades == ["rank"] else "grade"
+    return {target: _parse(quote(grades[0]))} if grades else {}
 
 
 def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
@@ -169,28 +166,6 @@ def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
     return is_long and bool(values.numbers or values.may_grade)
 
 
-def _find_problem(
-    layout: Layout, unread: Sequence[str], grades: Sequence[str], orders: Mapping[str, str]
-) -> str:
-    """Return why rows of ``layout`` with the ``unread`` columns are refused; "" if they are not."""
-    if layout.refuse:
-        return f"the layout '{layout.name}' cannot be used: {layout.refuse}"
-    if len(grades) > 1:
-        return f"the columns {' and '.join(grades)} grade the same response: choose one"
-    if orders and (len(orders) > 1 or "" in orders.values()):
-        return (
-            f"{' and '.join(orders)}: of the responses of a row, these may be scores (the highest "
-            "is best) or ranks (the lowest is best): name one as scores or as ranks"
-        )
-    parts = [name for name in unread if name in _read_names()["content"]]
-    return _describe_part(parts[0], layout) if parts else ""
-
-
-def _describe_part(name: str, layout: Layout) -> str:
-    what = f"the column '{name}' is a part of the examples"
-    return f"{what}, and the layout '{layout.name}' does not read it"
-
-
 def find_doubt(
     layout: Layout, unread: Mapping[str, Values]
 ) -> tuple[str, Mapping[str, str] | None]:
@@ -198,32 +173,53 @@ def find_doubt(
 
     The reason is "" if they do not, or if a user has named the columns.
     """
-    targets = layout.expressions.keys()
-    if layout.key or not {"rejected", "scores", "ranks", "threads"}.isdisjoint(targets):
+    names, targets = _read_names(), layout.expressions.keys()
+    if layout.key:
         return "", None
+    if UNCLEAR in targets:
+        why = "of the responses of a row, these may be scores (the highest is best) or ranks"
+        rule = "(the lowest is best): name one as scores or as ranks"
+        return f"{layout.expressions[UNCLEAR].expression}: {why} {rule}", {}
     answers = targets & {"chosen", "messages", "text", "responses"}
-    marks = [n for n, values in unread.items() if values.may_grade and n not in layout.other]
-    if marks and answers and not targets & {"grade", "rank"}:
-        name, values = marks[0], unread[marks[0]]
-        why = f"the column '{name}' ({values}) may say how good a response is, and nothing reads it"
-        if targets & {"text", "responses"}:
-            return f"{why}. These columns read the rows without it", {}
-        last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
-        return f"{why}. If it says something else, leave out grade", {
-            "grade": values.as_grade(last)
+    is_compared = not targets.isdisjoint({"rejected", "scores", "ranks", "threads"})
+    parts = [name for name in unread if name in names["content"]]
+    if not parts and not is_compared:
+        usual = names["grades"] if targets & {"chosen", "messages"} else ()
+        marks = {
+            name: values
+            for name, values in unread.items()
+            if name in usual or (values.may_grade and name not in layout.other)
         }
+        if marks and answers and not targets & {"grade", "rank"}:
+            name, values = next(iter(marks.items()))
+            what = f"the column '{name}' ({values}) may say how good a response is"
+            why = f"{what}, and nothing reads it"
+            if targets & {"text", "responses"}:
+                return f"{why}. These columns read the rows without it", {}
+            last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
+            more = {"grade": values.as_grade(last)}
+            return f"{why}. If it says something else, leave out grade", more
+        parts = _find_other_answers(layout, unread, has_answers=bool(answers))
+    what = f"the column '{parts[0]}' is a part of the examples" if parts else ""
+    return what and f"{what}, and the layout '{layout.name}' does not read it", None
+
+
+def _find_other_answers(
+    layout: Layout, unread: Mapping[str, Values], *, has_answers: bool
+) -> list[str]:
+    """Return the ``unread`` columns that may be answers, by their names and values."""
     texts = [name for name, values in unread.items() if values.words]
-    prose = [name for name in texts if unread[name].is_prose or unread[name].answers]
     names = {*layout.columns, *unread}
     naming = (values.different.keys() for values in unread.values() if values.varies)
     named = {name for words in naming if words <= names for name in words}
     parts = [name for name in texts if judge_words(name) < 0 or name in named]
     for family in find_families([*layout.columns, *texts]):
-        if not answers or find_choices(unread, family):
+        if not has_answers or find_choices(unread, family):
             parts += [name for name in family if name in texts]
-    if not answers and (prose[1:] or any(unread[name].answers for name in prose)):
-        parts += prose
-    return _describe_part(parts[0], layout) if parts else "", None
+    if not has_answers:
+        prose = [name for name in texts if unread[name].is_prose or unread[name].answers]
+        parts += prose if prose[1:] or any(unread[name].answers for name in prose) else []
+    return parts
 
 
 def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
@@ -243,13 +239,15 @@ def _holds(condition: ParsedResult, typical: Mapping[str, object]) -> bool:
 # --------------------------------------------------------------------------------------- refusals
 
 
-def _build_refusal(source: str, typical: Mapping[str, object]) -> str:
+def _describe_missing(typical: Mapping[str, object]) -> str:
+    """Return that no layout has the columns of ``typical``, and which layout comes nearest."""
+
     def share_present(layout: Layout) -> tuple[float, int]:
         present = sum(name in typical for name in layout.required)
         return present / len(layout.required), present
 
     nearest = max(read_layouts(), key=share_present)
-    text = f"{source}: no known layout has the columns {', '.join(typical)}."
+    text = f"no known layout has the columns {', '.join(typical)}."
     if share_present(nearest)[1]:
         missing = ", ".join(_find_missing(nearest, typical))
         text += f" The nearest is {nearest.name}: {', '.join(nearest.required)} (no {missing})."

@@ -45,6 +45,7 @@ from rlhf.data.records import (
     Row,
     UnusableRowError,
     find_learned_turns,
+    normalize_text,
     render_prompt,
 )
 
@@ -55,6 +56,8 @@ TIE = "pairs of responses with equal scores"
 NOT_ANSWERED = "turns after the last answer of a conversation that ends with the user or a tool"
 NOT_SCORED = "responses without text or score"
 SCORES = ("margin", "chosen_score", "rejected_score")  # columns of a pair of scored responses
+# Parts of the names of numbers that say how good a response is, the highest being the best.
+SCORE_NAMES = ["scor", "rating", "rate", "reward", "grade", "prob"]
 MARKS = {"true": True, "false": False}  # marks as the texts of a CSV file
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may follow a space instead of a blank line, as in DeepSpeed-Chat's own files.
@@ -106,7 +109,11 @@ def read_records(row: Row, left_out: Dropped) -> list[Record]:
     targets = row.values
     if "text" in targets:
         return [Record(text=row.text("text"))]
-    asked = _read_prompt(row) if "prompt" in targets else None
+    asked = None
+    if isinstance(targets.get("prompt"), list | dict):
+        asked = _record_of_messages(row.messages("prompt"), row)
+    elif "prompt" in targets:
+        asked = _record_of_text_prompt(row.text("prompt"), row)
     if "responses" in targets:
         return _read_responses(row, asked, left_out)
     if "rejected" in targets:
@@ -182,6 +189,24 @@ def _compare_responses(answered: Sequence[Record], left_out: Dropped) -> list[Re
     return pairs
 
 
+def count_conflicts(row: Row, targets: Row, pair: Record, conflicts: Dropped) -> None:
+    """Count what contradicts a pair in its ``row``: scores of its responses, or another prompt."""
+    for name, value in row.values.items():
+        other = name.replace("chosen", "rejected")
+        if other != name and any(part in name for part in SCORE_NAMES):
+            better, worse = read_number(value), read_number(row.values.get(other))
+            if better is not None and worse is not None and better < worse:
+                conflicts.drop(f"pairs whose {name} is below {other}", row.place)
+    prompt, chosen = targets.values.get("prompt"), targets.values.get("chosen")
+    if is_blank(prompt) or not isinstance(chosen, list) or len(chosen) == 1:
+        return
+    is_text = isinstance(prompt, str)
+    asked = [prompt] if is_text else [each.text for each in targets.messages("prompt")]
+    if any(normalize_text(str(text)) not in normalize_text(pair.prompt or "") for text in asked):
+        what = "rows whose prompt is not in the conversation of chosen, which is read instead"
+        conflicts.drop(what, row.place)
+
+
 def read_marks(records: list[Record]) -> list[Record]:
     """Return ``records`` with marks in place of scores that are all 0 or 1, or all -1 or 1."""
     scores = {record.grade for record in records if record.grade is not None}
@@ -213,12 +238,6 @@ def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
 
 
 # ----------------------------------------------------------------- prompts and responses of one row
-
-
-def _read_prompt(row: Row) -> Record:
-    if isinstance(row.values.get("prompt"), list | dict):
-        return _record_of_messages(row.messages("prompt"), row)
-    return _record_of_text_prompt(row.text("prompt"), row)
 
 
 def _read_response(row: Row, column: str, asked: Record | None) -> Record:

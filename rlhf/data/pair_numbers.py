@@ -13,7 +13,6 @@ from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.detect import convert_rows
 from rlhf.data.records import Record
 from rlhf.data.tables import find_tables, rows_of
-from rlhf.data.written_lists import read_written_messages
 from rlhf.options import RewardConfig
 
 if TYPE_CHECKING:
@@ -63,8 +62,8 @@ def read_pair_groups(path: str | None) -> Mapping[str, list[Record]]:
     tables = find_tables(DatasetConfig(path=path), Source.local, key="reward.groups_path")
     groups: defaultdict[str, list[Record]] = defaultdict(list)
     for table in (*tables.train, *tables.eval):
-        rows, keep = read_written_messages(rows_of(table)), {GROUP: "reward.groups_path"}
-        converted = convert_rows(rows, source=table.place, keep=keep)
+        keep = {GROUP: "reward.groups_path"}
+        converted = convert_rows(rows_of(table), source=table.place, keep=keep)
         for record in converted.records:
             if record.rejected is None or not record.columns:
                 raise DataError(

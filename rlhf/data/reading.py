@@ -82,8 +82,8 @@ class _Settings(NamedTuple):
     """What applies to every dataset of a run."""
 
     keep: Wanted
-    prepare: Callable[[Sequence[Record], Dropped], list[Record]]
-    """Returns the records to use, cleaned; counts the others by reason. It can be pickled."""
+    prepare: Callable[[Converted], Converted]
+    """Cleans and changes the records, and counts those that it drops. It can be pickled."""
     folder: Path
     """The folder for the records of large files."""
     rules: Layout | None = None
@@ -115,22 +115,18 @@ def load_datasets(
 
 
 def _prepare(
-    records: Sequence[Record],
-    left_out: Dropped,
-    *,
-    is_cleaned: bool,
-    change: Callable[[Record], Record] | None,
-) -> list[Record]:
-    kept = clean_records(records, left_out) if is_cleaned else list(records)
-    return kept if change is None else [change(record) for record in kept]
+    converted: Converted, *, is_cleaned: bool, change: Callable[[Record], Record] | None
+) -> Converted:
+    records = converted.records
+    kept = clean_records(records, converted.left_out) if is_cleaned else records
+    return converted._replace(records=kept if change is None else [change(each) for each in kept])
 
 
 def _read_datasets(config: DataConfig, seed: int, settings: _Settings) -> list[RawDataset]:
     if config.source is Source.synthetic:
         records = add_right_answers(generate_records(config.size, seed=seed), settings.keep)
-        left_out = Dropped()
-        prepared = settings.prepare(records, left_out)
-        return [RawDataset("synthetic", prepared, None, "preference", left_out)]
+        made = settings.prepare(Converted(records, "preference", Dropped()))
+        return [RawDataset("synthetic", made.records, None, made.layout, made.left_out)]
     if config.sets:
         return _read_blended_datasets(config, settings)
     paths = _list_data_paths(config.path, key="data.path")
@@ -165,18 +161,15 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         wanted = {
             column: key
             for column, key in settings.keep.items()
-            if _find_reading_phase(key) in (dataset.phases or Phase)
+            # A key outside of reward.* names a column that PPO's rewards read.
+            if (Phase.reward if key.startswith("reward.") else Phase.ppo)
+            in (dataset.phases or Phase)
         }
         command = _build_command(config.source, name, dataset)
         own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
-
-
-def _find_reading_phase(key: str) -> Phase:
-    """Return the phase that reads the data column which the config key ``key`` names."""
-    return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
 def describe_dataset(dataset: RawDataset) -> str:
@@ -204,17 +197,22 @@ def describe_dataset(dataset: RawDataset) -> str:
         f"reads {join_first_names(dataset.read)}": dataset.read,
         f"not read: {join_first_names(dataset.unread)}": dataset.unread,
         dataset.sides: dataset.sides,
+        f"to check: {_list_counts(dataset.conflicts)}": dataset.conflicts,
     }
     return "; ".join(note for note, is_given in notes.items() if is_given)
 
 
 def _describe_dropped_rows(left_out: Dropped) -> str:
-    reasons = ", ".join(
-        f"{count:,} {reason}{describe_first_place(left_out.places.get(reason))}"
-        for reason, count in left_out.most_common()
+    reasons = _list_counts(left_out)
+    return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
+
+
+def _list_counts(rows: Dropped) -> str:
+    return ", ".join(
+        f"{count:,} {reason}{describe_first_place(rows.places.get(reason))}"
+        for reason, count in rows.most_common()
         if count
     )
-    return f"{left_out.total():,} skipped" + (f" ({reasons})" if reasons else "")
 
 
 def _list_data_paths(value: object, *, key: str) -> list[str]:
@@ -267,60 +265,46 @@ def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDatas
     tables = divide_tables_by_column(tables)
     sides = [side for side in (tables.train, tables.eval) if side]
     found = [_convert_tables(side, settings) for side in sides]
-    both = join_counts([converted for converted, _ in found])
-    records = [converted.records for converted, _ in found]
+    both = join_counts(found)
     return RawDataset(
         name,
-        records[0],
-        records[1] if tables.eval else None,
+        found[0].records,
+        found[1].records if tables.eval else None,
         both.layout,
-        join_dropped([both.left_out, *(dropped for _, dropped in found)]),
+        both.left_out,
         read=both.read,
         unread=tuple(both.unread),
         sides=tables.sides,
         varied={name: str(values) for name, values in both.unread.items() if values.varies},
+        conflicts=both.conflicts,
     )
 
 
-def _convert_tables(tables: list[Table], settings: _Settings) -> tuple[Converted, Dropped]:
-    """Return the records of ``tables``, and the numbers of those that ``prepare`` dropped."""
+def _convert_tables(tables: list[Table], settings: _Settings) -> Converted:
+    """Return the records of ``tables`` to use, and what is known of all their rows."""
     is_large = sum(table.bytes for table in tables) > LARGE
     found = store_tables(tables, settings) if is_large else None
     if found is None:
-        parts = []
-        for table in tables:
-            rows = read_written_messages(rows_of(table))
-            keep, rules, command = settings.keep, settings.rules, settings.command
-            parts.append(
-                convert_rows(rows, source=table.place, keep=keep, rules=rules, command=command)
-            )
-        dropped = Dropped()
-        records = settings.prepare([record for part in parts for record in part.records], dropped)
-        found = join_counts(parts)._replace(records=records), dropped
-    converted, dropped = found
-    if not len(converted.records) + dropped.total():
+        keep, rules, command = settings.keep, settings.rules, settings.command
+        parts = [
+            convert_rows(rows_of(each), source=each.place, keep=keep, rules=rules, command=command)
+            for each in tables
+        ]
+        records = [record for part in parts for record in part.records]
+        found = settings.prepare(join_counts(parts)._replace(records=records))
+    if not len(found.records):
         places = ", ".join(table.place for table in tables)
-        reasons = _describe_dropped_rows(converted.left_out)
+        reasons = _describe_dropped_rows(found.left_out)
         raise DataError(f"{places}: no row can be used: {reasons}.")
-    return converted, dropped
-
-
-class ConvertedChunk(NamedTuple):
-    """The result of the conversion of one chunk."""
-
-    packed: PackedRecords
-    counts: Converted
-    """The result of the conversion, without its records."""
-    dropped: Dropped
-    """The records that ``prepare`` dropped, by reason."""
+    return found
 
 
 class NotAloneError(Exception):
     """The error for a chunk that cannot be converted without the other rows."""
 
 
-def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converted, Dropped] | None:
-    """Convert all rows of ``tables``; return records, counts, and the counts of ``prepare``.
+def store_tables(tables: Sequence[Table], settings: _Settings) -> Converted | None:
+    """Convert all rows of ``tables``; return the records and the counts of all chunks.
 
     The records are stored in a file without a name in ``settings.folder``. Return None if the rows
     must be converted at once: a column has no value in the first chunk, or responses of several
@@ -339,14 +323,13 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
         settings.folder.mkdir(parents=True, exist_ok=True)
         opened = TemporaryFile(dir=settings.folder)  # noqa: SIM115
     counts: list[Converted] = []
-    dropped: list[Dropped] = []
     layouts: list[Layout] = []
 
     def convert_chunks() -> Iterator[PackedRecords]:
-        for chunk in run_in_order(_list_tasks(tables, settings, layouts), count_processes()):
-            counts.append(chunk.counts)
-            dropped.append(chunk.dropped)
-            yield chunk.packed
+        tasks = _list_tasks(tables, settings, layouts)
+        for packed, converted in run_in_order(tasks, count_processes()):
+            counts.append(converted)
+            yield packed
 
     try:
         with opened as file:
@@ -355,7 +338,7 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> tuple[Converte
         return None
     found = join_counts(counts)._replace(records=records)
     is_doubtful = any(find_doubt(layout, found.unread)[0] for layout in layouts)
-    return None if is_doubtful else (found, join_dropped(dropped))
+    return None if is_doubtful else found
 
 
 def join_counts(parts: Sequence[Converted]) -> Converted:
@@ -369,17 +352,17 @@ def join_counts(parts: Sequence[Converted]) -> Converted:
         join_dropped(part.left_out for part in parts),
         tuple(dict.fromkeys(name for part in parts for name in part.read)),
         unread,
+        join_dropped(part.conflicts for part in parts),
     )
 
 
 def _list_tasks(
     tables: Sequence[Table], settings: _Settings, layouts: list[Layout]
-) -> Iterator[Callable[[], ConvertedChunk]]:
+) -> Iterator[Callable[[], tuple[PackedRecords, Converted]]]:
     """Yield a function for each chunk, which converts it by the layout of its table's first.
 
     The layout of each table is added to ``layouts``.
     """
-    keep, prepare = settings.keep, settings.prepare
     for table in tables:
         layout = None
         with translate_read_errors(table.place):
@@ -387,7 +370,7 @@ def _list_tasks(
                 if layout is None:
                     first, layout = _read_first_chunk(chunk, table, settings)
                     layouts.append(layout)
-                yield partial(_convert_chunk, chunk, table.place, layout, first, keep, prepare)
+                yield partial(_convert_chunk, chunk, table.place, layout, first, settings)
         if layout is None:
             raise NotAloneError
 
@@ -407,32 +390,23 @@ def _read_first_chunk(
 
 
 def _convert_chunk(
-    chunk: Chunk,
-    place: str,
-    layout: Layout,
-    first: dict[str, object],
-    keep: Wanted,
-    prepare: Callable[[Sequence[Record], Dropped], list[Record]],
-) -> ConvertedChunk:
+    chunk: Chunk, place: str, layout: Layout, first: dict[str, object], settings: _Settings
+) -> tuple[PackedRecords, Converted]:
+    """Return the records of a chunk, packed, and its ``Converted`` without them."""
     with translate_read_errors(place):
         rows: Sequence[Row] = list(rows_of_chunk(chunk, place))
     try:
         rows = read_written_messages(rows)
         if not _is_alike(find_first_values(rows), first):
             raise NotAloneError
-        found = layout.convert(rows, source=place, keep=keep)
-        if MARKS & layout.expressions.keys() and not all(map(_is_marked, found.records)):
-            raise NotAloneError
-        dropped = Dropped()
-        packed = pack_records(prepare(found.records, dropped))
+        found = layout.convert(rows, source=place, keep=settings.keep)
+        are_marks = (type(each.grade) is bool and each.rejected is None for each in found.records)
+        if MARKS & layout.expressions.keys() and not all(are_marks):
+            raise NotAloneError  # a score may have rivals in other chunks
+        found = settings.prepare(found)
+        return pack_records(found.records), found._replace(records=[])
     except (DataError, TypeError, UnicodeEncodeError) as error:
         raise NotAloneError from error
-    return ConvertedChunk(packed, found._replace(records=[]), dropped)
-
-
-def _is_marked(record: Record) -> bool:
-    """Return True if a record has a mark; a score may have rivals in other chunks."""
-    return isinstance(record.grade, bool) and record.rejected is None
 
 
 def _is_alike(values: dict[str, object], first: dict[str, object]) -> bool:

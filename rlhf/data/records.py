@@ -232,6 +232,8 @@ class RawDataset(NamedTuple):
     """What is trained on and held out, by names of files and by a column; "" if neither is."""
     varied: Mapping[str, str] = {}
     """Unread columns whose values differ, and the first different values."""
+    conflicts: Dropped = Dropped()
+    """Used rows whose columns contradict each other, counted by how."""
 
 
 class UnusableRowError(Exception):
@@ -241,10 +243,10 @@ class UnusableRowError(Exception):
 class OddRowError(UnusableRowError):
     """The error for a row that is skipped only if most rows are well-formed."""
 
-    def __init__(self, reason: str, row: Row, fault: DataError) -> None:
-        """Store the row, and the error that is raised if most rows are odd."""
+    def __init__(self, reason: str, fault: DataError) -> None:
+        """Store the error that is raised if most rows are odd."""
         super().__init__(reason)
-        self.row, self.fault = row, fault
+        self.fault = fault
 
 
 class Row(NamedTuple):
@@ -309,7 +311,7 @@ class Row(NamedTuple):
         """Return the error for a row whose value at ``place``, such as messages[1], is odd."""
         kind = re.sub(r"\[\d+\]", "[]", place)
         fault = self.build_error(f"{place} {problem}; {rule}. {WAY_OUT}")
-        return OddRowError(f"{kind} {problem}", self, fault)
+        return OddRowError(f"{kind} {problem}", fault)
 
     def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
         value = self.values.get(column)

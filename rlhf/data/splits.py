@@ -9,7 +9,7 @@ by PPO on, a prompt whose answers an earlier phase was trained on.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
@@ -92,7 +92,7 @@ def divide_over_phases(
     is_held_out = np.zeros(len(bins), bool)
     for i, places in found.items():
         for part in places:
-            is_held_out[_eval_groups(datasets[i], groups[i])[part.eval]] = True
+            is_held_out[groups[i][datasets[i].eval is not None][part.eval]] = True
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [
@@ -181,35 +181,31 @@ def check_usable_examples(
     If ``learns_grades``, the reward model learns from single responses with a grade.
     """
     for phase in phases:
-        part = parts[phase.phase_in_split]
-        for side, records in (("train on", part.train), ("hold out", part.eval)):
-            if learns_grades and phase is Phase.reward and _have_grades(records):
+        own = phase.phase_in_split
+        for side, records in (("train on", parts[own].train), ("hold out", parts[own].eval)):
+            has_grades = own is Phase.reward and any(each.grade is not None for each in records)
+            is_graded = has_grades and learns_grades and phase is own
+            if is_graded or any(_is_usable(record, phase) for record in records):
                 continue
-            if not any(_is_usable(record, phase) for record in records):
-                if phase.phase_in_split is Phase.reward and _have_grades(records):
-                    raise DataError(
-                        f"data: the {phase} phase learns from pairs of responses, and its examples "
-                        "are single responses with a grade. A reward model learns from marks with "
-                        "reward.loss=classification, and from scores with reward.loss=regression."
-                    )
-                needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
-                everything = [r for each in parts.values() for r in (*each.train, *each.eval)]
-                others = [
-                    f"phase={other}"
-                    for other in SPLIT_PHASES
-                    if other is not phase.phase_in_split
-                    and any(_is_usable(record, other) for record in everything)
-                ]
-                fix = f", or a phase that this one supports: {' or '.join(others)}"
+            if has_grades:
                 raise DataError(
-                    f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
-                    f"to {side} among its {len(records)} examples. Choose another data set "
-                    f"(docs/data.md){fix if others else ''}."
+                    f"data: the {phase} phase learns from pairs of responses, and its examples "
+                    "are single responses with a grade. A reward model learns from marks with "
+                    "reward.loss=classification, and from scores with reward.loss=regression."
                 )
-
-
-def _have_grades(records: Iterable[Record]) -> bool:
-    return any(record.grade is not None for record in records)
+            needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
+            everything = [r for each in parts.values() for r in (*each.train, *each.eval)]
+            others = [
+                f"phase={other}"
+                for other in SPLIT_PHASES
+                if other is not own and any(_is_usable(record, other) for record in everything)
+            ]
+            fix = f", or a phase that this one supports: {' or '.join(others)}"
+            raise DataError(
+                f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
+                f"to {side} among its {len(records)} examples. Choose another data set "
+                f"(docs/data.md){fix if others else ''}."
+            )
 
 
 def _is_usable(record: Record, phase: Phase) -> bool:
@@ -258,11 +254,6 @@ def _divide_dataset(
         _Places(filled[2 * phase], filled[2 * phase + 1], removed if phase == first else 0)
         for phase in range(len(SPLIT_PHASES))
     ]
-
-
-def _eval_groups(dataset: RawDataset, groups: tuple[Numbers, Numbers]) -> Numbers:
-    """Return the groups of the records that ``_Places.eval`` numbers."""
-    return groups[0 if dataset.eval is None else 1]
 
 
 def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from rlhf.data.records import Record
 from rlhf.data.synthetic import (
@@ -40,21 +39,15 @@ RIGHT = 0.82  # probability that the better answer is right; the other answer ha
 ATTEMPTS = 2000  # attempts to find a new prompt before a skill counts as used up
 
 
-class Manners(NamedTuple):
-    """The text around an answer; a part that is absent is an empty text."""
-
-    opening: str
-    rambling: str
-
-
-def _draw_manners(rng: random.Random) -> Manners:
+def _draw_manners(rng: random.Random) -> tuple[str, str]:
+    """Return the texts before and after an answer; "" if there is none."""
     opening = rng.choice(rng.choices(list(OPENINGS), weights=list(OPENINGS.values()))[0])
-    return Manners(opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else "")
+    return opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else ""
 
 
-def render_response(items: list[str], manners: Manners) -> str:
-    """Return the answer and the text around it, as one text."""
-    parts = [manners.opening, " ".join(items) + ".", manners.rambling]
+def render_response(items: list[str], manners: tuple[str, str]) -> str:
+    """Return the answer between the texts of its ``manners``, as one text."""
+    parts = [manners[0], " ".join(items) + ".", manners[1]]
     return " " + " ".join(part for part in parts if part)
 
 
@@ -234,7 +227,7 @@ class GoldJudge:
         An answer of one item gets no pair with a missing item.
         """
         rng = random.Random(f"minimal pairs of {prompt} {seed}")
-        items, manners = right_answer(prompt), Manners(rng.choice(POLITE), "")
+        items, manners = right_answer(prompt), (rng.choice(POLITE), "")
         right = render_response(items, manners)
         return {
             name: (right, render_response(FLAWS[flaw](items, rng), manners))

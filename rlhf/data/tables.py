@@ -286,7 +286,7 @@ def _tables_of_files(
         )
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
-    with translate_errors(lambda reason: DataError(f"{place}: cannot be read ({reason}).")):
+    with translate_read_errors(str(place)):
         root = find_snapshot(place)
         splits = _read_configs(root, subset) or {"": list_files(root)}
     found = {

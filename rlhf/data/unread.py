@@ -105,7 +105,8 @@ class Values(NamedTuple):
     def as_grade(self, expression: str) -> str:
         """Return the expression of a mark or a score, for the ``expression`` of the column."""
         good = sorted(f"'{word}'" for word in self.words if judge_words(word) > 0)
-        is_read = self.numbers or {word.casefold() for word in self.words} <= {"true", "false"}
+        is_mark = {word.casefold() for word in self.words} <= {"true", "false"}
+        is_read = self.numbers or is_mark or not self.may_grade
         return expression if is_read else f"contains([{', '.join(good)}], {expression})"
 
     def __str__(self) -> str:

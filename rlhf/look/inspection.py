@@ -178,6 +178,9 @@ def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
         places = [name_place(place) for place in dataset.left_out.places.get(reason, [])]
         text = f"Not used of {dataset.name}, {count:,} times: {reason}"
         yield DataFinding("dropped", count, text, places)
+    for reason, count in dataset.conflicts.most_common():
+        places = [name_place(place) for place in dataset.conflicts.places[reason]]
+        yield DataFinding("conflict", count, f"Of {dataset.name}, {count:,} {reason}", places)
     if dataset.unread:
         shown = (
             f"{name} ({dataset.varied.get(name, 'always the same')})" for name in dataset.unread

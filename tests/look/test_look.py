@@ -109,6 +109,43 @@ def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> N
     assert "The chosen response" not in look(write(tmp_path / "b.jsonl", equal), "phase=reward")
 
 
+@pytest.mark.parametrize(
+    "names", [("chosen_score", "rejected_score"), ("rating of chosen", "rating of rejected")]
+)
+def test_pairs_whose_scores_say_the_reverse_are_counted(
+    names: tuple[str, str], look: Look, tmp_path: Path
+) -> None:
+    better, worse = names
+    rows = [row | {better: str(n % 3), worse: 1.5} for n, row in enumerate(pairs(30))]
+    file = write(tmp_path / "a.jsonl", rows)
+    lines = look(file).splitlines()
+    fault = f"20 pairs whose {better} is below {worse}"
+    assert lines[0].endswith(f"; to check: {fault} (first: {file}, row 1)")
+    places = "a.jsonl, row 1; row 2; row 4; row 5; row 7; and 15 more"
+    assert f"  - Of {file}, {fault} ({places})" in lines
+    rows = [row | {better: 2, worse: 2} for row in rows]
+    assert "to check" not in look(write(tmp_path / "b.jsonl", rows))
+
+
+def test_prompts_beside_other_conversations_are_counted(look: Look, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "prompt": [f"Hi{n}", said(f"uHi{n}"), f"\n\nHuman: Hi{n}\n\nAssistant:"][n % 3],
+            "chosen": said(f"uHi{n} aYes uMore aOk{n}"),
+            "rejected": said(f"uHi{n} aYes uMore aNo{n}"),
+        }
+        for n in range(30)
+    ]
+    assert "to check" not in look(write(tmp_path / "a.json", rows))
+    rows[3] |= {"prompt": "Bye"}
+    rows[4] |= {"prompt": said("uBye")}
+    file = write(tmp_path / "b.json", rows)
+    lines = look(file).splitlines()
+    fault = "2 rows whose prompt is not in the conversation of chosen, which is read instead"
+    assert lines[0].endswith(f"; to check: {fault} (first: {file}, row 4)")
+    assert f"  - Of {file}, {fault} (b.json, row 4; row 5)" in lines
+
+
 def said(turns: str) -> list[dict[str, str]]:
     """Return messages: u or a, then the content, which is empty after _."""
     roles = {"u": "user", "a": "assistant"}
