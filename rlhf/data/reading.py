@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
@@ -74,7 +74,6 @@ from rlhf.options import DataConfig
 LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
 MOST_PROCESSES = 8
 WAITING = 2  # chunks per process that are read ahead, or converted and not yet stored
-MARKS = {"grade", "rank"}  # targets that compare the responses of several rows
 T = TypeVar("T")
 
 
@@ -240,8 +239,8 @@ def _load_dataset(
                 f"data.eval_path={eval_path}: data.path={path} already has held-out rows "
                 f"({tables.eval[0].place}); set data.eval_path=null, or remove those rows."
             )
-        given.path = eval_path
-        others = find_tables(given, config.source, key="data.eval_path")
+        held_out = replace(given, path=eval_path)
+        others = find_tables(held_out, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
     command = _build_command(config.source, "mine", given)
     return _convert_dataset(path, tables, settings._replace(command=command))
@@ -400,8 +399,7 @@ def _convert_chunk(
         if not _is_alike(find_first_values(rows), first):
             raise NotAloneError
         found = layout.convert(rows, source=place, keep=settings.keep)
-        are_marks = (type(each.grade) is bool and each.rejected is None for each in found.records)
-        if MARKS & layout.expressions.keys() and not all(are_marks):
+        if any(isinstance(each.grade, float) for each in found.records):
             raise NotAloneError  # a score may have rivals in other chunks
         found = settings.prepare(found)
         return pack_records(found.records), found._replace(records=[])

@@ -82,6 +82,19 @@ def processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("target", ["grade", "responses"])
+def test_a_response_is_paired_with_those_of_other_chunks(target: str, tmp_path: Path) -> None:
+    texts = [(f"p {n % 31}", f"c{n}", n % 4 + 0.5) for n in range(90)]
+    rows: Rows = [{"prompt": p, "responses": [c], "scores": [score]} for p, c, score in texts]
+    if target == "grade":
+        rows = [{"prompt": p, "completion": c, "score": score} for p, c, score in texts]
+    write(tmp_path / "a.jsonl", rows)
+    (small,), (large,) = read(tmp_path, cache=None), read(tmp_path, cache=tmp_path / "cache")
+    assert as_lists([large]) == [small]
+    assert sum(1 for each in small.train if each.rejected) > 31, "three responses to a prompt"
+
+
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("name", FILES)
 def test_a_large_file_is_read_like_a_small_one(name: str, tmp_path: Path) -> None:
     for file, rows in FILES[name].items():
