@@ -13,7 +13,7 @@ from rlhf.config.choices import Phase
 from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.context import RunContext, phase_records
-from rlhf.phases.shared.exporting import computing_as_saved, save_export, save_trained_model
+from rlhf.phases.shared.exporting import save_export, save_trained_model
 from rlhf.phases.shared.policy_evaluation import (
     HeldOutPrompts,
     HeldOutTargets,
@@ -114,11 +114,10 @@ class PpoEvaluation:
         """
         context, config = self._context, self._context.config.ppo
         answer = partial(sample_answers, context, self._engine.policy, self._prompts, targets)
-        with computing_as_saved(context.config, self._engine.actor):
-            samples = answer(model="actor")
-            for variant in self.variants if ends_with is not None else []:
-                with variant.swap_in():
-                    samples += answer(model=f"actor_{variant.name}")
+        samples = answer(model="actor")
+        for variant in self.variants if ends_with is not None else []:
+            with variant.swap_in():
+                samples += answer(model=f"actor_{variant.name}")
         if ends_with not in (None, step):
             samples = [sample._replace(weights_step=ends_with) for sample in samples]
         context.tracker.samples("ppo", step, samples, steps=config.steps or step)

@@ -113,16 +113,14 @@ def evaluate_policy(
     """
     total = min(len(held_out.examples), num_prompts)
     values_by_name: dict[str, Tensor] = {}
-    with computing_as_saved(context.config, policy.actor):
-        for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
-            values = measure_answers(context, rollout)
-            _store_values(values, batch, into=values_by_name, total=total)
-        if context.judge is not None:
-            batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts)
-            again = ((prompts._replace(continues=True), batch) for prompts, batch in batches)
-            for prompts, responses, batch in _answers(context, policy.actor, policy.greedy, again):
-                exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
-                _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)
+    for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=num_prompts):
+        _store_values(measure_answers(context, rollout), batch, into=values_by_name, total=total)
+    if context.judge is not None:
+        batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts)
+        again = ((prompts._replace(continues=True), batch) for prompts, batch in batches)
+        for prompts, responses, batch in _answers(context, policy.actor, policy.greedy, again):
+            exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
+            _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
     by_prompt = dict(zip(values_by_name, by_prompt_VN.tolist(), strict=True))
     return PolicyEvaluation({n: mean_of(each) for n, each in by_prompt.items()}, by_prompt)
@@ -250,8 +248,10 @@ def answer_prompts(
     backend = policy.greedy if greedy else policy.sampling
     of_prompts = {"num_prompts": num_prompts, "sample": sample}
     batches = _prompt_batches(context, policy, held_out, **of_prompts)
+    micro = policy.micro
     for prompts, responses, batch in _answers(context, policy.actor, backend, batches):
-        rollout = score_responses(policy.models, prompts, responses, micro_batch_size=policy.micro)
+        with computing_as_saved(context.config, policy.actor):
+            rollout = score_responses(policy.models, prompts, responses, micro_batch_size=micro)
         yield rollout, batch
 
 
