@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import rlhf  # noqa: F401 - first, as it decides whether Python stores bytecode
+
+# isort: split
 import sys
 from pathlib import Path
 
