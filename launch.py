@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import rlhf  # noqa: F401 - first, as it decides whether Python stores bytecode
+import rlhf.base  # noqa: F401 - first, as rlhf decides whether Python stores bytecode
 
 # isort: split
 import sys
