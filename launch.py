@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import rlhf.base  # noqa: F401 - first, as rlhf decides whether Python stores bytecode
+
+# isort: split
 import sys
 from pathlib import Path
 

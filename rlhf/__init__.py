@@ -6,6 +6,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import resource
+import sys
+
+if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+    # Python would store bytecode cut at this limit (ulimit -f), and fail at every later start.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # for child processes
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

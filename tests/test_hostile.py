@@ -115,7 +115,12 @@ def test_a_run_that_a_full_drive_ended_can_be_begun_again(
 
 
 @pytest.mark.parametrize(
-    ("number", "advice"), [(errno.ENOSPC, "make room"), (errno.ENOENT, "removed or moved")]
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EFBIG, "raise the limit on file sizes (ulimit -f)"),
+        (errno.ENOENT, "removed or moved"),
+    ],
 )
 def test_the_advice_fits_the_error_of_the_drive(number: int, advice: str) -> None:
     assert advice in str(to_drive_error(OSError(number, "reason", "/drive/file")))

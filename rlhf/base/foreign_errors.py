@@ -77,6 +77,8 @@ def remedy_of(error: BaseException) -> str:
     """Return advice on what to do about a file that cannot be read or written."""
     if system_error_number(error) in OF_FILES - {errno.EACCES, errno.EPERM}:
         return "restore the folders of this path if they were removed or moved, or name another"
+    if system_error_number(error) == errno.EFBIG:
+        return "raise the limit on file sizes (ulimit -f)"
     return "make room, or the folder writable"
 
 

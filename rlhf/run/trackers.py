@@ -94,11 +94,13 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
     from tensorboard.backend.event_processing import event_accumulator  # type: ignore[import-untyped]
 
     sizes = {"scalars": 1, "tensors": 1, "histograms": 1}  # keep only the last event of each tag
-    events = event_accumulator.EventAccumulator(str(folder), sizes).Reload()
-    tags = events.Tags()
-    last = {tag: events.Scalars(tag)[-1].step for tag in tags["scalars"]}
-    last |= {tag: events.Histograms(tag)[-1].step for tag in tags["histograms"]}
-    return last | {tag: events.Tensors(tag)[-1].step for tag in tags["tensors"]}
+    last: dict[str, int] = {}
+    for path in folder.glob("*tfevents*"):  # names have times, but the clock may have been set back
+        events = event_accumulator.EventAccumulator(str(path), sizes).Reload()
+        for kind in sizes:
+            read = getattr(events, kind.title())
+            last |= {tag: max(read(tag)[-1].step, last.get(tag, -1)) for tag in events.Tags()[kind]}
+    return last
 
 
 def drop_logged_metrics(

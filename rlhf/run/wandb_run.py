@@ -202,9 +202,8 @@ class WandbTracker(Tracker):
                 for phase in PREFIXES:
                     step = line.pop(f"{phase}/step", None)
                     if step is not None:
-                        sent[_common_prefix(phase, [n for n in line if not n.startswith("_")])] = (
-                            step
-                        )
+                        kind = _common_prefix(phase, [n for n in line if not n.startswith("_")])
+                        sent[kind] = max(step, sent.get(kind, -1))
             return sent
         for phase in PREFIXES:
             step = self._run.summary.get(f"{phase}/step")
@@ -347,7 +346,7 @@ def cut_incomplete_records(run_dir: Path) -> None:
 
 
 def read_wandb_history(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what all attempts of a run have logged, in order: one dict per call of ``log``."""
+    """Return what all attempts of a run have logged: one dict per call of ``log``."""
     found = []
     for path in sorted(run_dir.glob(OFFLINE_FILES)):
         for record, _ in read_wandb_records(path):

@@ -163,12 +163,13 @@ def compare_run_with_plan(
     """Return the hours and peak memory in GiB of the whole run, measured and planned.
 
     The time counts from the start of the process, so it includes loading libraries. The time of
-    phases that an earlier attempt finished is added. A run that took all its phases from others has
-    no peak memory of its own.
+    phases that an earlier attempt finished is added. A phase that continued after a checkpoint has
+    the time of earlier attempts too. A run that took all its phases from others has no peak memory.
     """
     own = {name: each for name, each in phases.items() if "reused_from" not in each}
     earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
-    measured = {"hours": (seconds_since_process_start() + earlier) / 3600}
+    now = sum(each["seconds"] for each in own.values()) - earlier
+    measured = {"hours": (max(seconds_since_process_start(), now) + earlier) / 3600}
     if own:
         measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
     if not (plan := read_plan(run_dir)) or not plan["phases"]:

@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,21 +66,25 @@ class RunProgress:
         self.latest: dict[str, float | None] = {}
         self._plan: Mapping[str, Any] | None = None
         self._steps: dict[str, int] = {}
+        # Times are by time.monotonic(), since the machine's clock may be set while a run goes on.
         self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
+        self._line_time: float | None = None
 
-    def add_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Add new lines of metrics.jsonl; the last line gets the file's modification time."""
+    def add_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add new lines of metrics.jsonl; the last line's time is the file's last modification."""
         before = self.phase, self._steps.get(self.phase or "")
         for line in lines:
             self.phase = line["phase"]
             self._steps[line["phase"]] = line["step"]
             self.latest |= {k: v for k, v in line.items() if "/" in k}
+        if lines:
+            self._line_time = time.monotonic() - (_age(self.folder / METRICS_FILE) or 0.0)
         if self.phase is None or before == (self.phase, self._steps[self.phase]):
             return
         if before[0] != self.phase:
             self._seen.clear()
-        if (written := _modification_time(self.folder / METRICS_FILE)) is not None:
-            self._seen.append((written, self._steps[self.phase]))
+        if self._line_time is not None:
+            self._seen.append((self._line_time, self._steps[self.phase]))
 
     @property
     def step_text(self) -> str:
@@ -163,11 +167,13 @@ class RunProgress:
         """Return the state of the run, derived from its result, lock file and last write."""
         if (self.folder / "result.json").exists():
             return RunState("finished", "finished")
-        written, started = (_modification_time(self.folder / name) for name in (METRICS_FILE, LOCK))
+        written, started = (_age(self.folder / name) for name in (METRICS_FILE, LOCK))
         if written is None and started is None:
             return RunState("waiting", "has not started")
-        age = max(0.0, time.time() - (written or started or 0.0))
-        said = f"{'last line' if written else 'began'} {age_text(age)} ago"
+        age = (started or 0.0) if written is None else written
+        if self._line_time is not None:
+            age = time.monotonic() - self._line_time
+        said = f"{'began' if written is None else 'last line'} {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
         late = self._pace_if_late(age)
         if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
@@ -198,9 +204,10 @@ def short_number_text(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _modification_time(path: Path) -> float | None:
+def _age(path: Path) -> float | None:
+    """Return the seconds since a file was modified; None if there is no file."""
     try:
-        return path.stat().st_mtime
+        return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:
         return None
 

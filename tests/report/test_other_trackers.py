@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,20 @@ def test_numbers_of_an_options_log_are_histograms_and_not_repeated(tmp_path: Pat
     assert [event.step for event in found] == [1, 2, 3]
     value = found[0].histogram_value
     assert (value.num, value.min, value.max) == (2, 0.5, 1.5)
+
+
+@OLD_PROTOCOL
+def test_tensorboard_has_each_step_once_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    for jump, steps in ((0, (1, 2, 3, 4)), (-3600, (3, 4, 5, 6)), (-1800, (5, 6, 7))):
+        monkeypatch.setattr(time, "time", lambda jump=jump: now() + jump)
+        tracker = TensorBoardTracker(tmp_path, {})
+        for step in steps:
+            tracker.log("ppo", step, {"ppo/kl": step / 8})
+        tracker.finish()
+    assert sorted(event.step for event in events_in(tmp_path).Scalars("ppo/kl")) == [*range(1, 8)]
 
 
 @pytest.mark.usefixtures("mlflow_uri")

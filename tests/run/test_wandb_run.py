@@ -444,6 +444,18 @@ def test_steps_that_the_server_has_are_not_sent_again(run: FakeRun, tmp_path: Pa
     assert steps == [*[("ppo/step", 4)] * 3, ("sft/step", 1)]
 
 
+def test_steps_of_an_offline_attempt_with_a_later_name_are_not_sent_again(
+    run: FakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of an attempt has the local time, which may have been set back since."""
+    rows = [{"ppo/step": step, "ppo/clipfrac": 0.1} for step in (4, 5, 1, 2, 3)]
+    monkeypatch.setattr("rlhf.run.wandb_run.read_wandb_history", lambda _: rows)
+    tracker = fake_tracker(tmp_path)
+    for step in (4, 5, 6):
+        tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
+    assert [row["ppo/step"] for row in run.logged] == [6]
+
+
 def test_steps_that_the_server_lacks_are_sent_from_the_logs(run: FakeRun, tmp_path: Path) -> None:
     files = FileTracker(tmp_path, [].append)
     for step in (1, 2, 3, 4):

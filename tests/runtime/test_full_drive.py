@@ -4,8 +4,10 @@
 """
 
 import errno
+import marshal
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,20 @@ def test_a_small_drive_is_the_reason(tmp_path: Path) -> None:
         assert "Traceback" not in report.stderr
     finally:
         subprocess.run(["umount", drive], check=True)
+
+
+@pytest.mark.slow
+def test_a_limit_on_file_sizes_leaves_no_cut_bytecode(tmp_path: Path) -> None:
+    """Python would store what fits, and end with EOFError at every start from then on."""
+    bytecode = {"PYTHONPYCACHEPREFIX": str(tmp_path / "code"), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = os.environ | bytecode
+    subprocess.run([sys.executable, "-c", "pass"], env=environment, check=True)  # its own modules
+    child = "import rlhf, subprocess as s, sys; s.run([sys.executable, '-c', 'import fractions'])"
+    for words in ([str(ROOT / "launch.py"), "--version"], ["-m", "rlhf.runs", "."], ["-c", child]):
+        command = f"ulimit -f 8; exec {shlex.join([sys.executable, *words])}"
+        subprocess.run(["bash", "-c", command], env=environment, cwd=tmp_path, check=True)
+    for path in tmp_path.rglob("*.pyc"):
+        marshal.loads(path.read_bytes()[16:])
 
 
 @pytest.mark.slow

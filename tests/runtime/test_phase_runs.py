@@ -104,3 +104,13 @@ def test_memory_is_that_of_the_phases_that_the_run_trained(tmp_path: Path) -> No
     own = {"seconds": 7.0, "measured": {"memory_gib": 1.5}}
     found = compare_run_with_plan(tmp_path, {"sft": SFT, "reward": own}, [Phase.reward])
     assert found["measured"]["memory_gib"] == 1.5
+
+
+def test_a_run_takes_no_less_time_than_its_phases(tmp_path: Path) -> None:
+    """A phase that continued after a checkpoint counts the time of earlier processes too."""
+    own = {"measured": {"memory_gib": 1.5}}
+    phases = {"sft": own | {"seconds": 1e6}, "ppo": own | {"seconds": 1e7}}
+    found = compare_run_with_plan(tmp_path, phases, [Phase.ppo])
+    assert found["measured"]["hours"] == pytest.approx(1.1e7 / 3600)
+    found = compare_run_with_plan(tmp_path, phases, [])
+    assert found["measured"]["hours"] == pytest.approx(1.1e7 / 3600, rel=0.01)

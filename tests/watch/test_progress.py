@@ -109,13 +109,34 @@ def test_a_run_that_misses_many_steps_is_late_until_its_phase_ends(tmp_path: Pat
         run.poll()
     assert run.headline().text.startswith("may hang: a step takes 1 s, last line 41 s ago, loss")
     assert run.headline().is_doubtful
-    written(folder, seconds_ago=25)
-    assert run.headline().text.startswith("running, last line 25 s ago, 0:")
-    assert run.headline().is_doubtful is None, "neither good nor bad yet"
-    written(folder, seconds_ago=41)
     (folder / "sft").mkdir()
     (folder / "sft" / "result.json").write_text("{}")
     assert run.progress.state().word == "running", "the next phase loads its models"
+    (folder / "sft" / "result.json").unlink()
+    append(folder / "metrics.jsonl", sft_lines([4]))
+    written(folder, seconds_ago=25)
+    run.poll()
+    assert run.headline().text.startswith("running, last line 25 s ago, 0:")
+    assert run.headline().is_doubtful is None, "neither good nor bad yet"
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_clock_that_is_set_changes_neither_the_pace_nor_the_age(
+    jump: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now = started_run(tmp_path / "run"), time.time
+    run = LiveRun(folder)
+    (folder / "run.lock").write_text(f"process {os.getpid()} on {HERE}\n")
+    for step, age in ((1, 45), (2, 35), (3, 25), (4, 15)):
+        if step == 3:
+            monkeypatch.setattr(time, "time", lambda: now() + jump)
+            assert run.headline().text.startswith("running, last line 35 s ago, 0:")
+        append(folder / "metrics.jsonl", sft_lines([step]))
+        written(folder, seconds_ago=age)
+        run.poll()
+        if step > 1:
+            assert run.progress.pace == pytest.approx(10, abs=0.5)
+    assert run.headline().text.startswith("running, last line 15 s ago, 0:")
 
 
 def test_ages_have_one_unit() -> None:
