@@ -105,7 +105,7 @@ def optimizer_settings(
 ) -> OptimizerSettings:
     """Return the optimizer settings of ``role``, from the config group ``own``."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
-    if config.ppo.ema_beta > 0 and (phase, role) == (Phase.ppo, Role.actor):
+    if (phase, role) == (Phase.ppo, Role.actor) and config.ppo.ema_beta > 0:
         from rlhf.options.average.moving_average import MovingAverage
 
         beta, on_host = config.ppo.ema_beta, config.zero.offload_ema

@@ -257,13 +257,14 @@ def test_a_number_beyond_every_float_is_no_score(
 
 
 def test_an_endpoint_that_hangs_and_is_then_gone_fails_each_batch(start: Start) -> None:
+    """The process and its request have one limit: on a busy machine either may come first."""
     with endpoint() as server:
         server.faults = ["sleep"]
         part = start(RewardKind.http, url=server.url, timeout_seconds=0.5)
-        with pytest.raises(FailureError, match="it took more than"):
+        with pytest.raises(FailureError, match=r"it took more than|no answer within"):
             score(part, answers("a"))
     for _ in range(2):
-        with pytest.raises(FailureError, match="nothing answers there"):
+        with pytest.raises(FailureError, match=r"nothing answers there|refused"):
             score(part, answers("a"))
 
 

@@ -15,7 +15,7 @@ from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.engine.split_adamw import TorchAdamw
 from rlhf.gpu_check.parts import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
-from rlhf.options.average import models as average
+from rlhf.options.average import moving_average
 from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton, kernels
 from rlhf.options.gpu_kernels.adamw_gpu import BLOCK, ParameterTable
 from tests.options.cpu_kernels.test_adamw import (  # noqa: F401
@@ -70,7 +70,7 @@ def way(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lean_adamw, "_select_adamw", table)
     monkeypatch.setattr(
-        average, "build_average_kernel", lambda shards: table([each.high for each in shards])
+        moving_average, "build_average_kernel", lambda shards: table([each.high for each in shards])
     )
 
 
