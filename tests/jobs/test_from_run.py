@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
 from rlhf.options.phase_store.phase_store import shared_phases
+from rlhf.phases.shared.context import records_with_label_noise
 from rlhf.runtime.run_data import load_phase_data
 from tests.conftest import Compose
 
@@ -77,6 +80,17 @@ def test_another_seed_keeps_the_data_of_the_finished_run(compose: Compose, sourc
     write_frozen_config(other, source)
     seeds = [taken(compose, source, *words) for words in ([], ["seed=3"], ["seed=1"])]
     assert [(each.seed, each.data_seed) for each in seeds] == [(2, 1), (3, 1), (1, 1)]
+
+
+def test_another_seed_swaps_the_same_answers(compose: Compose, source: Path) -> None:
+    """DPO of several seeds on one SFT model learns from the same wrong labels."""
+    words = ["phase=pipeline_dpo", "dpo.label_noise=0.5"]
+    first, other = (taken(compose, source, *words, *more) for more in ([], ["seed=2"]))
+    context: Any = SimpleNamespace(config=first, parts=load_phase_data(first, [].append))
+    swapped = records_with_label_noise(context, Phase.dpo)
+    assert swapped != context.parts[Phase.reward]
+    context.config = other
+    assert records_with_label_noise(context, Phase.dpo) == swapped
 
 
 def test_a_phase_after_one_of_another_seed_is_not_shared(compose: Compose, source: Path) -> None:

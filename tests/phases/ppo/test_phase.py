@@ -16,6 +16,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.options.ptx.hooks import load_corpus_blocks
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.ppo.ppo_pieces import source
@@ -218,3 +219,17 @@ def test_the_last_samples_are_of_the_step_that_ended_the_phase(made: Make) -> No
     assert last < 6
     sampled = [(step, sample.model) for _, step, sample in notes.sample]
     assert sampled == [(0, "actor")] * 4 + [(last, "actor")] * 4 + [(last, "actor_ema")] * 4
+    assert {sample.weights_step for *_, sample in notes.sample} == {None}
+
+
+@pytest.mark.parametrize(("best", "named"), [(1, 1), (2, None)])
+def test_the_last_samples_name_an_earlier_step_of_their_weights(
+    made: Make, monkeypatch: pytest.MonkeyPatch, *, best: int, named: int | None
+) -> None:
+    monkeypatch.setattr(Checkpoints, "models_step", best)
+    for name in ("load_checkpoint", "_load_engines"):
+        monkeypatch.setattr(f"rlhf.phases.shared.checkpoints.{name}", lambda *_: None)
+    context, notes = made()
+    run_ppo(context)
+    steps = {(step, sample.weights_step) for _, step, sample in notes.sample}
+    assert steps == {(0, None), (2, named)}
