@@ -171,6 +171,17 @@ def test_a_reward_model_reads_all_that_the_actor_writes(
         require_same_tokens(from_run, [])
 
 
+def test_a_padding_token_may_be_absent_or_the_end_token() -> None:
+    actor = Tokens({"a": 0, "<end>": 1, "<pad>": 2}, "<end>", "<pad>")
+    theirs = {"a": 0, "<end>": 1, "x": 2}
+    check_same_tokens(actor, Tokens(theirs, "<end>", None), place="there")
+    moved = Tokens(theirs | {"<pad>": 3}, "<end>", "<pad>")
+    with pytest.raises(ConfigError, match="such as '<pad>', have another id"):
+        check_same_tokens(actor, moved, place="there")
+    assert (actor.last_id, actor._replace(pad="<end>").last_id) == (1, 2)
+    assert Tokens({"a": 0, "<end>": 1}, "<end>", "<end>").last_id == 1
+
+
 def test_embeddings_that_are_added_are_said_and_no_adapter_has_them(
     compose: Compose, tmp_path: Path
 ) -> None:

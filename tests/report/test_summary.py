@@ -15,6 +15,7 @@ from rlhf.report.summary import (
     answers_side_by_side,
     list_files_of_run,
     print_summary,
+    rank_by_change,
     summary_blocks,
 )
 from rlhf.run.console import Console
@@ -165,6 +166,14 @@ def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (run_dir / "samples.jsonl").write_text(text)
     assert "a b" in answers_side_by_side(run_dir)[2], "JSON may hold U+2028 as it is"
+
+
+def test_of_answers_with_equal_scores_those_that_have_changed_come_first() -> None:
+    same, other = (({"response": "a"}, {"response": last}) for last in "ab")
+    higher = ({"response": "a", "gold": 0.0}, {"response": "a", "gold": 1.0})
+    assert rank_by_change([same, other]).pairs == [other, same]
+    pairs = [tuple(each | {"gold": 0.5} for each in pair) for pair in (same, other)]
+    assert rank_by_change([*pairs, higher]).pairs == [higher, pairs[1], pairs[0]]
 
 
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:

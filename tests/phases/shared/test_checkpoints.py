@@ -176,6 +176,9 @@ def test_the_result_names_the_step_of_the_models(run: Run, monkeypatch: pytest.M
         "best_value": 1.5,
     }
     assert phase.models_step == 2
+    phase.loads_best = False  # the best is only kept
+    assert phase.totals().keys() == {"steps", "seconds"}
+    assert phase.models_step == 3
 
 
 def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:
