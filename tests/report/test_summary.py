@@ -237,6 +237,14 @@ def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path)
     assert "  python launch.py ppo.kl_ctl=0.6" in suggest_commands(run_dir)
 
 
+@pytest.mark.parametrize("columns", ["[]", "[answer]"])
+def test_rewards_that_read_columns_stay_with_their_data(columns: str, run_dir: Path) -> None:
+    rewards = f"rewards: {{exact: {{kind: match, columns: {columns}}}}}"
+    (run_dir / "config.yaml").write_text(f"seed: 1\nppo: {{kl_ctl: 0.3}}\n{rewards}\n")
+    said = "\n".join(suggest_commands(run_dir))
+    assert ("learn from your own examples" in said) == (columns == "[]")
+
+
 def test_nothing_to_type_has_no_heading(run_dir: Path) -> None:
     """A reward model alone on data of the user."""
     (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\ndata: {source: local}\n")

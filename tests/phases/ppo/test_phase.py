@@ -153,6 +153,16 @@ def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
     assert from_sft.eval == []
 
 
+def test_another_seed_divides_the_same_corpus(made: Make, corpus: str) -> None:
+    """Of runs of one SFT model with several seeds, whose data have one seed."""
+    words = ["ppo.ptx_coef=1", "data.eval_share=0.5", corpus]
+    one, other, same = (
+        load_corpus_blocks(made(*words, *seeds)[0])
+        for seeds in ([], ["seed=4"], ["seed=4", "data.seed=1"])
+    )
+    assert same == one != other
+
+
 def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path) -> None:
     context, notes = made("ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.5")
     build_actor(source(), context.tokenizer, seed=1).save_pretrained(tmp_path / "policy")

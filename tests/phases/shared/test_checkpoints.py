@@ -181,6 +181,16 @@ def test_the_result_names_the_step_of_the_models(run: Run, monkeypatch: pytest.M
     assert phase.models_step == 3
 
 
+def test_the_latest_run_is_the_one_that_has_taken_a_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointed: list[int] = []
+    name = "rlhf.phases.shared.checkpoints.point_latest_to"
+    monkeypatch.setattr(name, lambda *_: pointed.append(run.phase.step))
+    deque(run.steady().steps(3))
+    assert pointed == [1]
+
+
 def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:
     """Take steps, evaluated when they ask for it; return the evaluated ones."""
     evaluated = []
