@@ -255,8 +255,10 @@ def test_files_of_other_kinds_are_refused(
         archive.writestr("metrics.jsonl", "{}")
     Path("twice.zip").write_bytes(twice.getvalue())
     refused(Path("twice.zip"), "bundle.json does not fit", capsys)
+    monkeypatch.setattr(bundle, "MOST_CONTENTS", 900)  # bundle.json is read whole
+    refused(bundled, "bundle.json is larger than 900 bytes", capsys)
     monkeypatch.setattr(bundle, "MOST_BYTES", 1000)
-    refused(bundled, "larger than 1,000 bytes", capsys)
+    refused(bundled, "its files are larger than 1,000 bytes", capsys)
 
 
 def test_a_link_in_a_bundle_is_unpacked_as_text(bundled: Path, tmp_path: Path) -> None:

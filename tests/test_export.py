@@ -118,6 +118,14 @@ def test_a_card_says_that_the_reward_was_corrupted(
     assert is_told == kind.startswith("bias")
 
 
+def test_a_card_names_no_folder_of_its_owner(tmp_path: Path, compose: Compose) -> None:
+    words = ["data=local", f"data.path=[{tmp_path}/my/rows.jsonl,org/name]", "data.template=plain"]
+    write_frozen_config(to_run_config(compose(words)), tmp_path)
+    card = origin_sections(tmp_path, rows={})
+    assert "| from | my/rows.jsonl, org/name |" in card
+    assert str(tmp_path) not in card
+
+
 def test_a_final_policy_is_merged_and_its_card_has_everything(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "models" / "mine"
     assert main([str(run.folder), "--out", str(out)]) == 0

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.manifest import iterate_files
 from rlhf.base.stored_files import (
     METRICS,
     PHASES,
     RESULT,
     SAMPLE,
     DamagedFileError,
+    copy_regular_files,
     read_bytes,
     read_json,
     read_json_lines,
@@ -112,3 +114,19 @@ def test_lines_are_read_up_to_a_torn_one(torn: bytes, tmp_path: Path) -> None:
     )
     path.write_bytes(text.encode("utf-8", errors="backslashreplace"))
     assert [line["response"] for line in read_json_lines(path, SAMPLE)] == ["\ud83d"]
+
+
+def test_a_link_is_neither_copied_nor_a_file_of_its_folder(tmp_path: Path) -> None:
+    """Nor is the folder itself followed: a run's tokenizer may be a link to somebody's secrets."""
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    for folder in (mine, run):
+        folder.mkdir()
+    (mine / "secret").write_text("x")
+    (run / "own").write_text("x")
+    (run / "linked").symlink_to(mine / "secret")
+    (tmp_path / "tokenizer").symlink_to(mine)
+    assert list(iterate_files(run)) == ["own"]
+    for source in (run, tmp_path / "tokenizer"):
+        with pytest.raises(DamagedFileError, match="only regular files are copied"):
+            copy_regular_files(source, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()

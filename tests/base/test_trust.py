@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlhf.base.trust import is_trusted
+from rlhf.base.cpu import cache_folder
+from rlhf.base.trust import REMEMBERED, is_remembered, is_trusted, remember
 
 OTHER = 12_345  # a user, and a group, that is not ours
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
@@ -74,6 +75,18 @@ def test_a_link_behind_an_own_link_is_checked(file: Path, tmp_path: Path) -> Non
     own = tmp_path / "own"
     own.symlink_to(file.parent)
     assert not is_trusted(own / file.name)
+
+
+def test_what_is_remembered_where_others_can_write_is_forgotten(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user would consent in this user's name."""
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path / "cache"))
+    assert not is_remembered(file)
+    remember(file)
+    assert is_remembered(file)
+    (cache_folder() / REMEMBERED).chmod(0o777)
+    assert not is_remembered(file)
 
 
 def test_a_private_group_may_write_and_a_shared_one_may_not(

@@ -19,6 +19,7 @@ from rlhf.evaluate.figures import (
     estimate_pass_at_k,
     repeated_ngram_share,
     reward_model_statistics,
+    share_interval,
     win_rate,
     win_rate_at_equal_length,
     win_rates,
@@ -177,6 +178,9 @@ def test_a_share_at_its_end_is_no_certainty() -> None:
         reward_model_statistics([1.0] * 10)["accuracy_ci"],
     ]
     assert shares == [pytest.approx([10 / (10 + 1.96**2), 1.0])] * 5
+    assert sum(share_interval([0.5] * 3)) == pytest.approx(1.0), "a share may be of several answers"
+    graded = answer_statistics([row(str(n), 0.5 + n / 100) for n in range(10)])["score_ci"]
+    assert graded == pytest.approx([0.53, 0.56], abs=0.01), "scores between 0 and 1 are no shares"
 
 
 def test_diversity_and_repetition() -> None:

@@ -88,6 +88,8 @@ def test_what_a_reward_model_from_elsewhere_reads_otherwise_is_printed(
     assert len(lines) == bool(said)
     assert all(said in line for line in lines)
     assert not describe_reward_model(chosen(compose, *words, "phase=pipeline"))
+    plain = describe_reward_model(chosen(compose, *words, "data.template=plain"))
+    assert any("another chat template" in line for line in plain) == (theirs is not None)
 
 
 @pytest.mark.parametrize(

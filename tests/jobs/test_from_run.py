@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
 from rlhf.options.phase_store.phase_store import shared_phases
+from rlhf.phases.shared.context import records_with_label_noise
 from rlhf.runtime.run_data import load_phase_data
 from tests.conftest import Compose
 
@@ -80,6 +83,17 @@ def test_another_seed_keeps_the_data_of_the_finished_run(compose: Compose, sourc
     assert [(each.seed, each.data_seed) for each in seeds] == [(2, 1), (3, 1), (1, 1)]
 
 
+def test_another_seed_swaps_the_same_answers(compose: Compose, source: Path) -> None:
+    """DPO of several seeds on one SFT model learns from the same wrong labels."""
+    words = ["phase=pipeline_dpo", "dpo.label_noise=0.5"]
+    first, other = (taken(compose, source, *words, *more) for more in ([], ["seed=2"]))
+    context: Any = SimpleNamespace(config=first, parts=load_phase_data(first, [].append))
+    swapped = records_with_label_noise(context, Phase.dpo)
+    assert swapped != context.parts[Phase.reward]
+    context.config = other
+    assert records_with_label_noise(context, Phase.dpo) == swapped
+
+
 def test_a_phase_after_one_of_another_seed_is_not_shared(compose: Compose, source: Path) -> None:
     """Its hash has the seed of this run only, and the SFT model is of another."""
     own = taken(compose, source, "reuse.phases=always")
@@ -114,7 +128,9 @@ def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
     assert "micro_batch" not in line
     again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
     assert describe_differences_from_source(again) == []
-    (line,) = describe_differences_from_source(replace(again, seed=2))
+    other = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3", "seed=2")
+    assert other.data.seed == 1, "which is no difference: the data are the same"
+    (line,) = describe_differences_from_source(other)
     assert line.endswith(": seed=2 instead of 1")
 
 

@@ -3,12 +3,13 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from rlhf.base.errors import ConfigError, DataError
+from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import (
     INPUTS,
     apply_resume_overrides,
@@ -116,6 +117,9 @@ def test_a_run_resumes_in_any_folder(
     assert stored.data.path == [str(folder / "1" / "a.jsonl"), str(folder / "mine.jsonl")]
     assert stored.reward.groups_path == str(folder / "groups.json")
     assert stored.data.cache_dir == str(folder / "1")
+    part = RewardTerm(kind=RewardKind.json, json_schema="groups.json")
+    (part,) = store_whole_paths(replace(stored, rewards={"json": part})).rewards.values()
+    assert part.json_schema == str(folder / "groups.json")
     assert store_whole_paths(apply_resume_overrides(stored, compose(typed), typed)) == stored
     monkeypatch.chdir(folder / "val")
     check_input_hashes(stored, folder / "run")
@@ -127,8 +131,10 @@ def test_a_command_names_the_run_that_a_link_stood_for(folder: Path) -> None:
     (folder / "runs" / "1").mkdir(parents=True)
     (folder / "runs" / "latest").symlink_to("1")
     words = ["seed=2", "from_run=runs/latest", "data.path=./mine.jsonl", "model.path=a/b", "x="]
-    write_command(words, folder)
-    assert read_command(folder) == [words[0], "from_run=runs/1", *words[2:]]
+    made = ["++data.sets={a: {path: b}}", "++ppo.gamma=1"]  # the first is typed without ++
+    write_command([*words, *made], folder)
+    typed = ["data.sets={a: {path: b}}", "++ppo.gamma=1"]
+    assert read_command(folder) == [words[0], "from_run=runs/1", *words[2:], *typed]
 
 
 def test_each_key_that_names_a_file_is_stored_as_a_whole_path() -> None:

@@ -151,9 +151,10 @@ def test_a_killed_sweep_with_pairs_seeds_and_a_cap_ends_like_the_undisturbed_one
 
 
 JOB = """
-import os, pathlib, time
+import os, pathlib, sys, time
 from rlhf.jobs.sweep_jobs import end_with_parent
 end_with_parent()
+pathlib.Path("words").write_text(" ".join(sys.argv[1:]))
 pathlib.Path("pids").write_text(f"{os.getpid()} {os.getppid()}\\n")
 time.sleep(60)
 """
@@ -182,6 +183,8 @@ def test_the_job_of_a_killed_sweep_ends(tmp_path: Path) -> None:
             assert sweep.poll() is None, sweep.communicate()
             time.sleep(0.05)
         sweep.kill()
+    told = "what the sweep composed needs no consent, even if its cache cannot be written"
+    assert (tmp_path / "words").read_text() == "resume=job trust_run=true", told
     patience = time.monotonic() + 10
     for number in (tmp_path / "pids").read_text().split():
         process = Path("/proc", number, "stat")

@@ -1,13 +1,16 @@
 """Which models a phase holds, and how much of them learns; by hand and beside real models."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
+from rlhf.models.shapes import FAMILIES, shape_of
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import build_members
 from rlhf.options.trunk.shared_trunk import SharedTrunk
@@ -182,3 +185,18 @@ def test_members_are_counted_as_they_are(combine: CombineName, compose: Compose)
     frozen = named(models_in_phase(config, Phase.ppo))["reward"]
     assert frozen.weights == (first if combine is CombineName.warm else whole)
     assert frozen.trained == 0
+
+
+@pytest.mark.parametrize(
+    "family", sorted(FAMILIES.keys() - {"gpt2"})
+)  # whose sizes have other names
+def test_fields_that_a_config_lacks_have_the_values_of_its_family(family: str) -> None:
+    """Such as 32 key heads and 128 numbers per head in Qwen3, however many heads it has."""
+    few = {"model_type": family, "hidden_size": 192, "num_attention_heads": 32, "vocab_size": 99}
+    few |= {"num_hidden_layers": 2, "intermediate_size": 64, "ffn_dim": 64}
+    whole = AutoConfig.for_model(**few).to_dict()
+    shapes = [
+        shape_of(SimpleNamespace(init=ModelInit.random, path=None, architecture=x, vocab_size=0))
+        for x in (few, whole)
+    ]
+    assert shapes[0] == shapes[1]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,23 @@ def test_a_reward_model_reads_all_that_the_actor_writes(
     ):
         with nullcontext() if told is None else pytest.raises(ConfigError, match=told):
             check()
+    if name == "another end" and actor_has_more is None:  # the way out that is printed
+        require_same_tokens(replace(config, model=replace(config.model, end_token=end)), [])
+        from_run = replace(config, from_run=str(tmp_path))  # whose tokenizer has its end token
+        (tmp_path / "reward_model").rename(tmp_path / "tokenizer")
+        (tmp_path / "reward_model").symlink_to("tokenizer")
+        require_same_tokens(from_run, [])
+
+
+def test_a_padding_token_may_be_absent_or_the_end_token() -> None:
+    actor = Tokens({"a": 0, "<end>": 1, "<pad>": 2}, "<end>", "<pad>")
+    theirs = {"a": 0, "<end>": 1, "x": 2}
+    check_same_tokens(actor, Tokens(theirs, "<end>", None), place="there")
+    moved = Tokens(theirs | {"<pad>": 3}, "<end>", "<pad>")
+    with pytest.raises(ConfigError, match="such as '<pad>', have another id"):
+        check_same_tokens(actor, moved, place="there")
+    assert (actor.last_id, actor._replace(pad="<end>").last_id) == (1, 2)
+    assert Tokens({"a": 0, "<end>": 1}, "<end>", "<end>").last_id == 1
 
 
 def test_embeddings_that_are_added_are_said_and_no_adapter_has_them(

@@ -323,6 +323,17 @@ def test_the_average_answers_the_held_out_prompts_too(compose: Compose) -> None:
     assert seconds[1] == pytest.approx(1.5 * seconds[0]), "before, after, and the average"
 
 
+@pytest.mark.parametrize(("rollout", "is_shared"), [("fast", True), ("hf", False)])
+def test_responses_to_a_prompt_share_its_prefill(
+    rollout: str, compose: Compose, *, is_shared: bool
+) -> None:
+    one, four = (
+        phase(eight_gpus(compose, f"rollout={rollout}", f"ppo.responses_per_prompt={n}"), Phase.ppo)
+        for n in (1, 4)
+    )
+    assert (four.step_seconds["generate"] < one.step_seconds["generate"]) is is_shared
+
+
 def test_unknown_steps_count_as_one(compose: Compose) -> None:
     config = eight_gpus(compose)
     one = plan_phase(scene(config, Phase.sft, steps=None))

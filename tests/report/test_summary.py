@@ -15,6 +15,7 @@ from rlhf.report.summary import (
     answers_side_by_side,
     list_files_of_run,
     print_summary,
+    rank_by_change,
     summary_blocks,
 )
 from rlhf.run.console import Console
@@ -167,6 +168,14 @@ def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     assert "a b" in answers_side_by_side(run_dir)[2], "JSON may hold U+2028 as it is"
 
 
+def test_of_answers_with_equal_scores_those_that_have_changed_come_first() -> None:
+    same, other = (({"response": "a"}, {"response": last}) for last in "ab")
+    higher = ({"response": "a", "gold": 0.0}, {"response": "a", "gold": 1.0})
+    assert rank_by_change([same, other]).pairs == [other, same]
+    pairs = [tuple(each | {"gold": 0.5} for each in pair) for pair in (same, other)]
+    assert rank_by_change([*pairs, higher]).pairs == [higher, pairs[1], pairs[0]]
+
+
 def test_what_is_not_known_is_not_shown(run_dir: Path) -> None:
     optional = ("gold", "corpus", "exact")
     ppo = RESULT["phases"]["ppo"].items()
@@ -226,6 +235,14 @@ def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path)
     text = json.dumps(alarm | {"value": 0.9, "advice": "Raise it."})
     (run_dir / "alarms.jsonl").write_text(text + "\n")
     assert "  python launch.py ppo.kl_ctl=0.6" in suggest_commands(run_dir)
+
+
+@pytest.mark.parametrize("columns", ["[]", "[answer]"])
+def test_rewards_that_read_columns_stay_with_their_data(columns: str, run_dir: Path) -> None:
+    rewards = f"rewards: {{exact: {{kind: match, columns: {columns}}}}}"
+    (run_dir / "config.yaml").write_text(f"seed: 1\nppo: {{kl_ctl: 0.3}}\n{rewards}\n")
+    said = "\n".join(suggest_commands(run_dir))
+    assert ("learn from your own examples" in said) == (columns == "[]")
 
 
 def test_nothing_to_type_has_no_heading(run_dir: Path) -> None:

@@ -179,9 +179,24 @@ def grown(module: Any) -> None:
         setattr(module, name, torch.nn.Parameter(torch.cat([weight, weight[:1]])))
 
 
+def widened(module: Any) -> None:
+    """Let a module have one column more than its neighbours give."""
+    module.weight = torch.nn.Parameter(torch.cat([module.weight, module.weight[:, :1]], dim=1))
+
+
+def with_three_key_heads(parts: Any) -> Any:
+    """Return parts whose 4 query heads cannot share 3 key heads, which the weights have."""
+    for block in parts.blocks:
+        for module in block.query_key_value[1:]:
+            module.weight = torch.nn.Parameter(
+                torch.cat([module.weight, module.weight[: parts.head_dim]])
+            )
+    return replace(parts, num_kv_heads=3)
+
+
 ODD: dict[str, Callable[[Any], Any]] = {
     "key heads": lambda parts: replace(parts, num_kv_heads=1),
-    "uneven heads": lambda parts: replace(parts, num_heads=3, num_kv_heads=2),
+    "uneven heads": with_three_key_heads,
     "no key head": lambda parts: replace(parts, num_kv_heads=0),
     "head size": lambda parts: replace(parts, head_dim=2),
     "a key projection": lambda parts: grown(parts.blocks[1].query_key_value[1]),
@@ -189,6 +204,9 @@ ODD: dict[str, Callable[[Any], Any]] = {
     "a gate": lambda parts: grown(parts.blocks[1].gate),
     "a norm": lambda parts: grown(parts.blocks[1].mlp_norm),
     "the last norm": lambda parts: grown(parts.final[0]),
+    "a norm of keys": lambda parts: grown(parts.blocks[1].key_norm),
+    "the embeddings": lambda parts: widened(parts.tokens),
+    "the head": lambda parts: widened(parts.head),
     "a bias": lambda parts: setattr(parts.blocks[0].up, "bias", torch.nn.Parameter(torch.ones(23))),
 }
 
@@ -197,7 +215,7 @@ ODD: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("odd", ODD)
 def test_weights_that_do_not_fit_reach_no_kernel(odd: str, builder: Any) -> None:
     """The kernels check no bounds."""
-    parts = find_decoder_modules(tiny_model("llama"), tokens=24)
+    parts = find_decoder_modules(tiny_model("qwen3"), tokens=24)
     parts = ODD[odd](parts) or parts
     with pytest.raises(CapabilityError, match="rollout=hf"):
         builder(parts, adapter_of, rows=2, tokens=24, dtype=torch.float32)

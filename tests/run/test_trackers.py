@@ -176,6 +176,26 @@ class Unreachable(Tracker):
         raise ConnectionError("no server")
 
 
+class Repeating(Notes):
+    """A tracker that remembers samples, and skips what it has."""
+
+    skips_repeats = True
+
+    def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
+        self.shown = [(phase, step, steps, samples)]
+
+
+def test_samples_are_sent_again_as_they_were(tmp_path: Path) -> None:
+    parts, gold = {"gold": 0.5, "exact": 1.0}, SAMPLE._replace(tokens=[])
+    sent = [gold._replace(gold_parts=parts), gold._replace(model="actor_ema", score=1.5)]
+    files, notes = FileTracker(tmp_path, [].append), Repeating()
+    files.samples("ppo", 4, sent, steps=10)
+    files.finish()
+    again = {"Notes": IsolatedTracker(lambda: notes, 20)}
+    Trackers([], NO_ALARMS, [].append, again).repeat_logs(tmp_path, 10)
+    assert notes.shown == [("ppo", 4, 10, sent)]
+
+
 def test_a_tracker_that_does_not_start_is_refused(tmp_path: Path) -> None:
     config = run_config(WandbMode.disabled, others=[f"{__name__}:Unreachable"])
     with pytest.raises(CapabilityError, match=r"Unreachable does not start \(no server"):

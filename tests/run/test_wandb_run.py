@@ -471,14 +471,17 @@ def test_steps_that_the_server_lacks_are_sent_from_the_logs(run: FakeRun, tmp_pa
     assert sent == [(name, step) for name in names for step in (3, 4)]
 
 
-def test_files_beyond_a_link_are_not_cut(tmp_path: Path) -> None:
-    other, run_dir = tmp_path / "other", tmp_path / "run"
+@pytest.mark.parametrize("linked", ["", "run-a.wandb"])
+def test_files_beyond_a_link_are_not_cut(linked: str, tmp_path: Path) -> None:
+    """Neither of a folder that is a link, nor of a file."""
+    other, attempt = tmp_path / "other", tmp_path / "run/wandb/offline-run-1-a"
     other.mkdir()
     (other / "run-a.wandb").write_bytes(b"abc")
-    (run_dir / "wandb").mkdir(parents=True)
-    (run_dir / "wandb" / "offline-run-1-a").symlink_to(other)
-    cut_incomplete_records(run_dir)
+    (attempt / linked).parent.mkdir(parents=True)
+    (attempt / linked).symlink_to(other / linked)
+    cut_incomplete_records(tmp_path / "run")
     assert (other / "run-a.wandb").read_bytes() == b"abc"
+    assert (attempt / linked).is_symlink()
 
 
 def test_an_online_run_uses_its_data(

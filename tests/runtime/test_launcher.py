@@ -100,7 +100,8 @@ def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     said, complaint = process.communicate(timeout=30)
     assert not list(temporary.iterdir())
     assert process.returncode == 1, "which AGENTS.md promises: the same command may work"
-    assert f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py resume=" in said
+    ranks = f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py"
+    assert f"{ranks} resume={run_dir} trust_run=true" in said, "the command was trusted, or asked"
     (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]
     assert re.fullmatch(
         rf"error: rank 1 on {HOST} was ended by SIGKILL; "

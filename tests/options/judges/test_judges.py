@@ -280,6 +280,13 @@ def test_a_resumed_run_needs_neither_server_nor_key(
     assert "token_variable=JUDGE_KEY: this variable is not set" in score(again, "c").problem
 
 
+def test_of_an_answer_only_the_object_is_stored(build: Build, tmp_path: Path) -> None:
+    """A model that reasons writes kilobytes around it, at each of thousands of requests."""
+    build(lambda *_: f"Let me think.\n```json\n{BEST}\n```").score_answers(answers("a"))
+    lines = filter(None, (tmp_path / "verdicts.jsonl").read_text().splitlines())
+    assert [json.loads(line)["answer"] for line in lines] == [BEST]
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -16,6 +16,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.options.ptx.hooks import load_corpus_blocks
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
+from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.ppo.ppo_pieces import source
@@ -152,6 +153,16 @@ def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
     assert from_sft.eval == []
 
 
+def test_another_seed_divides_the_same_corpus(made: Make, corpus: str) -> None:
+    """Of runs of one SFT model with several seeds, whose data have one seed."""
+    words = ["ppo.ptx_coef=1", "data.eval_share=0.5", corpus]
+    one, other, same = (
+        load_corpus_blocks(made(*words, *seeds)[0])
+        for seeds in ([], ["seed=4"], ["seed=4", "data.seed=1"])
+    )
+    assert same == one != other
+
+
 def test_a_shared_trunk_leaves_an_actor_and_a_critic(made: Make, tmp_path: Path) -> None:
     context, notes = made("ppo.shared_trunk=true", "ppo.num_layers_unfrozen=1", "ppo.ema_beta=0.5")
     build_actor(source(), context.tokenizer, seed=1).save_pretrained(tmp_path / "policy")
@@ -218,3 +229,17 @@ def test_the_last_samples_are_of_the_step_that_ended_the_phase(made: Make) -> No
     assert last < 6
     sampled = [(step, sample.model) for _, step, sample in notes.sample]
     assert sampled == [(0, "actor")] * 4 + [(last, "actor")] * 4 + [(last, "actor_ema")] * 4
+    assert {sample.weights_step for *_, sample in notes.sample} == {None}
+
+
+@pytest.mark.parametrize(("best", "named"), [(1, 1), (2, None)])
+def test_the_last_samples_name_an_earlier_step_of_their_weights(
+    made: Make, monkeypatch: pytest.MonkeyPatch, *, best: int, named: int | None
+) -> None:
+    monkeypatch.setattr(Checkpoints, "models_step", best)
+    for name in ("load_checkpoint", "_load_engines"):
+        monkeypatch.setattr(f"rlhf.phases.shared.checkpoints.{name}", lambda *_: None)
+    context, notes = made()
+    run_ppo(context)
+    steps = {(step, sample.weights_step) for _, step, sample in notes.sample}
+    assert steps == {(0, None), (2, named)}

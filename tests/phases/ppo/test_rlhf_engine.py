@@ -54,6 +54,14 @@ def test_a_run_without_ppo_has_no_engine(built: Built) -> None:
         built("phase=sft")
 
 
+def test_as_many_responses_are_sampled_at_once_as_a_step_has(built: Built) -> None:
+    """Also by an evaluation, whatever the micro-batches of scoring and training."""
+    sizes = [f"ppo.{name}=12" for name in ("rollout_batch_size", "mini_batch_size")]
+    engine = built(*sizes, "ppo.micro_batch_size=4")
+    for backend in (engine.rollout, engine.policy.sampling, engine.policy.greedy):
+        assert backend.settings.max_rows == 12
+
+
 def test_actor_and_reference_start_equal_and_so_do_critic_and_reward(built: Built) -> None:
     engine = built()
     roles = [engine.actor, engine.models.reference, engine.critic, engine.scores.model]

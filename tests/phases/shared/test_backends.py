@@ -1,5 +1,7 @@
 """The rollout backend that phases, evaluation and chat build from the configuration."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor
 from rlhf.models.language_model import LanguageModel
-from rlhf.phases.shared.backends import build_rollout_backend
+from rlhf.phases.shared.backends import RolloutBackends, build_rollout_backend
 from tests.conftest import Compose
 from tests.models_on_disk import small_tokenizer
 from tests.phases.ppo.ppo_pieces import source
@@ -44,3 +46,29 @@ def test_greedy_takes_the_same_tokens_whatever_is_drawn(rollout: str, compose: C
             responses[greedy, draw] = backend.generate(actor, prompts).ids_BT
     assert torch.equal(responses[True, 0.05], responses[True, 0.95])
     assert not torch.equal(responses[False, 0.05], responses[False, 0.95])
+
+
+@pytest.mark.parametrize("rollout", ["fast", "hf"])
+@pytest.mark.parametrize(
+    ("max_rows", "rows", "most"), [("3", 2, 2), ("2", 3, 2), ("null", 3, 3), ("2", None, 2)]
+)
+def test_an_evaluation_decodes_no_more_rows_than_training(
+    rollout: str, max_rows: str, rows: int | None, most: int, compose: Compose
+) -> None:
+    """All held-out prompts are one call, and memory was planned for a step's share of a rank."""
+    config = to_run_config(compose([f"rollout={rollout}", f"rollout.max_rows={max_rows}"]))
+    backend: Any = build_rollout_backend(
+        config, small_tokenizer(), temperature=1.0, dtype=Dtype.fp32, ranks=Ranks(), rows=rows
+    )
+    assert (backend.settings if rollout == "fast" else backend).max_rows == most
+
+
+def test_backends_of_a_process_share_what_they_keep(compose: Compose) -> None:
+    config = to_run_config(compose([]))
+    backends = RolloutBackends(config, small_tokenizer(), Dtype.fp32, Ranks(), 2)
+    built: list[Any] = [
+        backends.build(temperature=1.0, greedy=greedy, keeps_graphs=keeps)
+        for greedy, keeps in ((False, True), (True, True), (False, False))
+    ]
+    assert built[0].kept is built[1].kept is not None
+    assert built[2].kept is None

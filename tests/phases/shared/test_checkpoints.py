@@ -201,6 +201,19 @@ def test_the_result_names_the_step_of_the_models(run: Run, monkeypatch: pytest.M
         "best_value": 1.5,
     }
     assert phase.models_step == 2
+    phase.loads_best = False  # the best is only kept
+    assert phase.totals().keys() == {"steps", "seconds"}
+    assert phase.models_step == 3
+
+
+def test_the_latest_run_is_the_one_that_has_taken_a_step(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointed: list[int] = []
+    name = "rlhf.phases.shared.checkpoints.point_latest_to"
+    monkeypatch.setattr(name, lambda *_: pointed.append(run.phase.step))
+    deque(run.steady().steps(3))
+    assert pointed == [1]
 
 
 def steps_of(run: Run, losses: dict[int, float], *, every: int, total: int) -> list[int]:

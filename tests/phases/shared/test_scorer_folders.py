@@ -37,6 +37,21 @@ def tokenizer_with(*special: str) -> PreTrainedTokenizerBase:
     return made
 
 
+def test_a_card_has_no_call_that_gives_another_score(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain transformers reads the first member of an ensemble alone."""
+    context, _ = run_context(compose, tmp_path, monkeypatch)
+    scorer = build_scorer(source_of("llama"), context.tokenizer, seed=1)
+    export = build_export(context.config, PlainEngine(scorer))
+    folder = tmp_path / "reward" / "model"
+    for writes in (None, lambda _: None):
+        save_export(
+            context, export._replace(write_more=writes), folder, what="", answers=False, example="a"
+        )
+        assert ("```python" in (folder / "README.md").read_text()) == (writes is None)
+
+
 @pytest.mark.parametrize("special", [("<|first|>", "<|my_pad|>"), ("<|first|>",), ()])
 @pytest.mark.parametrize("folder", ["reward/model", "ppo/critic"])
 def test_plain_transformers_reads_the_end_token(
