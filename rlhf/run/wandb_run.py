@@ -9,6 +9,7 @@ import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
@@ -304,6 +305,12 @@ def _read_or_create_run_id(path: Path) -> str:
     return run_id
 
 
+def find_offline_files(run_dir: Path) -> list[Path]:
+    """Return the .wandb files of a run's attempts, without links, which may lead to another run."""
+    files = (path for path in run_dir.glob(OFFLINE_FILES) if S_ISREG(path.lstat().st_mode))
+    return sorted(path for path in files if not path.parent.is_symlink())
+
+
 def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
     """Yield each complete record of a .wandb file, and the position of its end.
 
@@ -335,10 +342,8 @@ def cut_incomplete_records(run_dir: Path) -> None:
 
     ``wandb sync`` stops at an incomplete record, and does not upload the attempts that follow.
     """
-    for path in run_dir.glob(OFFLINE_FILES):
+    for path in find_offline_files(run_dir):
         ends = [end for _, end in read_wandb_records(path)]
-        if path.is_symlink() or path.parent.is_symlink():
-            continue  # it may be in another run
         if ends:
             os.truncate(path, ends[-1])
         else:
@@ -348,7 +353,7 @@ def cut_incomplete_records(run_dir: Path) -> None:
 def read_wandb_history(run_dir: Path) -> list[dict[str, Any]]:
     """Return what all attempts of a run have logged: one dict per call of ``log``."""
     found = []
-    for path in sorted(run_dir.glob(OFFLINE_FILES)):
+    for path in find_offline_files(run_dir):
         for record, _ in read_wandb_records(path):
             if record.HasField("history"):
                 items = record.history.item

@@ -271,7 +271,12 @@ def test_wandb_sync_uploads_all_steps_of_killed_attempts_once(tmp_path: Path) ->
             words = ["wandb", "sync", *sorted(tmp_path.glob("wandb/offline-run-*"))]
             command = [sys.executable, "-m", *map(str, words)]
             ended = subprocess.run(
-                command, env=environment(server), capture_output=True, text=True, check=True
+                command,
+                cwd=tmp_path,  # wandb writes its log below the working directory
+                env=environment(server),
+                capture_output=True,
+                text=True,
+                check=True,
             )
             assert "ERROR" not in ended.stderr
         found = sent_steps(server)
@@ -482,6 +487,16 @@ def test_files_beyond_a_link_are_not_cut(linked: str, tmp_path: Path) -> None:
     cut_incomplete_records(tmp_path / "run")
     assert (other / "run-a.wandb").read_bytes() == b"abc"
     assert (attempt / linked).is_symlink()
+
+
+def test_a_pipe_among_the_files_of_attempts_is_left_alone(tmp_path: Path) -> None:
+    """Reading it would wait for ever."""
+    pipe = tmp_path / "wandb/offline-run-1-a/run-a.wandb"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    cut_incomplete_records(tmp_path)
+    assert read_wandb_history(tmp_path) == []
+    assert pipe.is_fifo()
 
 
 def test_an_online_run_uses_its_data(

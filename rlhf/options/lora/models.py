@@ -354,7 +354,8 @@ def fold_adapters(
                     f"lora.export=adapter: the run starts from an adapter that has {name}, which "
                     "cannot be part of the adapter to save; use lora.export=merged"
                 )
-    rank = max(sum(len(part.a_RI) for part in parts) for parts in layers.values())
+    ranks = [sum(len(part.a_RI) for part in parts) for parts in layers.values()]
+    rank = max(ranks, default=0)  # an adapter may have whole modules only
     for layer, parts in layers.items():
         a_RI = torch.cat([part.a_RI for part in parts])
         b_OR = torch.cat([part.scaling * part.b_OR for part in parts], dim=1)

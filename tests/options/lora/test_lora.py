@@ -29,6 +29,7 @@ from rlhf.options.lora.models import (
     add_adapters,
     computing_merged,
     disable_adapters,
+    fold_adapters,
     has_adapters,
     is_adapter_name,
     merge_adapters_in_stream,
@@ -346,6 +347,9 @@ def test_what_one_adapter_cannot_contain_is_refused_at_the_start(
     check_before_start(to_run_config(compose(words)))
     with pytest.raises(ConfigError, match=r"lora_magnitude_vector.* use lora\.export=merged"):
         check_before_start(to_run_config(compose([*words, "lora.export=adapter"])))
+    heads = {"base_model.model.lm_head.weight": torch.ones(2, 2)}
+    whole = PeftConfig(modules_to_save=["lm_head"])
+    assert fold_adapters([(whole, heads)], [])[1] == heads, "an adapter of whole modules only"
     with pytest.raises(ConfigError, match="lora_magnitude_vector"):  # an adapter of the hub
         save(tmp_path / "second", model, base=first)
 
