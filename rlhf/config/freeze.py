@@ -188,7 +188,7 @@ def apply_resume_overrides(
             the run was started with.
     """
     config = OmegaConf.structured(frozen)
-    kept, asked = _values_by_key(config), _values_by_key(merge_into_schema(cfg))
+    kept, asked = values_by_key(frozen), _values_by_key(merge_into_schema(cfg))
     named: list[str] = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         changed = [
@@ -250,8 +250,16 @@ def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
 
 
 def values_by_key(config: RunConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key of ``config``."""
-    return _values_by_key(OmegaConf.structured(config))
+    """Return the plain value of every dotted key of ``config``, as ``_values_by_key`` does."""
+    return flatten_keys(_to_plain(asdict(config)))
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_to_plain(each) for each in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def _key_of(override: Override) -> str:

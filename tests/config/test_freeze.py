@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import (
     FROZEN,
     apply_resume_overrides,
+    flatten_keys,
     load_frozen_config,
     load_run,
     to_run_config,
+    values_by_key,
     write_frozen_config,
 )
 from tests.conftest import Compose
@@ -51,6 +54,21 @@ def test_frozen_config_reads_back_equal(
     write_frozen_config(config, tmp_path)
     assert load_frozen_config(tmp_path) == config
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
+
+
+def test_values_by_key_are_those_of_the_file(compose: Compose, tmp_path: Path) -> None:
+    words = [
+        "phase=pipeline_rule",
+        "lora=default",
+        "+rewards.mine={kind: exact, columns: [answer]}",
+    ]
+    words += ["data=local", "data.path=null", "+data.sets.mine={path: a, phases: [sft, ppo]}"]
+    config = to_run_config(compose(words))
+    write_frozen_config(config, tmp_path)
+    stored = OmegaConf.to_container(OmegaConf.load(tmp_path / FROZEN))
+    found = values_by_key(config)
+    assert found == flatten_keys(stored)
+    assert not any(isinstance(value, Enum) for value in found.values())
 
 
 def test_failed_write_leaves_the_old_file(
