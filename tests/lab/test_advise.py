@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import to_run_config
-from rlhf_lab.advise import PROBE, Probe, main
+from rlhf_lab.advise import PROBE, Probe
 from tests.conftest import Compose
 from tests.documents import read_document
+from tests.runs import TINY_RUN, python
 
 RISING = (-3.0, 0.1, 0.3, 0.7, 0.75, 0.74)
 
@@ -96,17 +99,19 @@ def test_a_probe_replaces_the_keys_that_it_excludes(words: str, compose: Compose
     assert config.ppo.epochs is config.checkpoint.stop_after is None
 
 
-def test_command_probes_and_leaves_nothing(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["experiment=smoke", "--steps", "2", "--json"]) == 0
-    found = read_document("advise", capfd.readouterr().out)
+@pytest.mark.slow
+def test_command_probes_and_leaves_nothing(tmp_path: Path) -> None:
+    def advise(*words: str) -> subprocess.CompletedProcess[str]:
+        return python("-m", "rlhf_lab.advise", *words, "--json", cwd=tmp_path)
+
+    probed = advise(*(word for word in TINY_RUN if word != "ppo.steps=2"), "--steps", "2")
+    assert probed.returncode == 0, probed.stderr
+    found = read_document("advise", probed.stdout)
     assert found["probe"]["batch"] == 16
     assert found["probe"]["responses"] == 3 * 16
     assert len(found["probe"]["explained"]) == 3
     assert not [*tmp_path.glob(".advise-*"), *tmp_path.glob("runs/latest")]
-    assert main(["experiment=smoke", "ppo.kl_ctl=-1", "--json"]) == 2
-    refused, said = capfd.readouterr()
-    assert "exit code 2" in json.loads(refused)["error"]["message"]
-    assert "ppo.kl_ctl" in said
+    refused = advise("experiment=smoke", "ppo.kl_ctl=-1")
+    assert refused.returncode == 2
+    assert "exit code 2" in json.loads(refused.stdout)["error"]["message"]
+    assert "ppo.kl_ctl" in refused.stderr

@@ -228,7 +228,7 @@ def main(names: list[str]) -> None:
     for name in CONFIGURATIONS:
         found |= traced_elsewhere(name)
     if names:
-        sys.exit("\n".join(differences(found, json.loads(TRACED.read_text()))))
+        sys.exit("\n".join(differences(found, json.loads(TRACED.read_text()))) or 0)
     TRACED.write_text(json.dumps(found, indent=1) + "\n")
 
 
