@@ -117,5 +117,5 @@ $(PINS): $(ENVIRONMENT)
 	touch $@
 
 $(STAMP): $(PINS) pyproject.toml
-	$(INSTALL) -e '.[dev]' -e lab
+	$(INSTALL) --no-build-isolation -e '.[dev]' -e lab
 	touch $(PACKAGE) $@
