@@ -68,7 +68,7 @@ papers: $(STAMP)
 
 # Back to a fresh clone, except for runs/.
 clean:
-	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info lab/*.egg-info
 	find rlhf lab tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The newest, or the lowest, versions that the bounds of pyproject.toml admit, in an environment of their own,
@@ -80,12 +80,12 @@ test-newest test-lowest: test-%: .venv-%/.installed
 	.venv-$*/bin/python -m pytest $(WORKERS) $(SELECT)
 	$(ON_SMOKE)
 
-.venv-newest/.installed: pyproject.toml
+.venv-newest/.installed: pyproject.toml lab/pyproject.toml
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python -m pip install --disable-pip-version-check --no-compile -e '.[dev]' -e lab
 	touch $@
 
-.venv-lowest/.installed: pyproject.toml tools/lowest_versions.py
+.venv-lowest/.installed: pyproject.toml lab/pyproject.toml tools/lowest_versions.py
 	$(PYTHON) -m venv --clear .venv-lowest
 	$(PYTHON) tools/lowest_versions.py > .venv-lowest/bounds.txt
 	.venv-lowest/bin/python -m pip install --disable-pip-version-check --no-compile -c .venv-lowest/bounds.txt -e '.[dev]' -e lab
@@ -116,6 +116,6 @@ $(PINS): $(ENVIRONMENT)
 	$(MAKE) -j2 odd-pins even-pins
 	touch $@
 
-$(STAMP): $(PINS) pyproject.toml
+$(STAMP): $(PINS) pyproject.toml lab/pyproject.toml
 	$(INSTALL) --no-build-isolation -e '.[dev]' -e lab
 	touch $(PACKAGE) $@

@@ -76,7 +76,7 @@ class PhaseMemory:
         rollout, has_episodes = self.config.rollout, self.config.environment.is_used
         is_hybrid = rollout.backend is Backend.hybrid_engine
         return Generation(
-            gathers=True if is_hybrid else False if rollout.backend is Backend.hf else None,
+            gathers={Backend.hybrid_engine: True, Backend.hf: False}.get(rollout.backend),
             tensor_parallel=rollout.hybrid_engine.inference_tp_size if is_hybrid else 1,
             caches_per_row=2 if has_episodes else 1,
             ends_early=has_episodes,
