@@ -91,8 +91,10 @@ def divide_over_phases(
     }
     is_held_out = np.zeros(len(bins), bool)
     for i, places in found.items():
+        train_groups, eval_groups = groups[i]
+        own = train_groups if datasets[i].eval is None else eval_groups
         for part in places:
-            is_held_out[groups[i][datasets[i].eval is not None][part.eval]] = True
+            is_held_out[own[part.eval]] = True
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [
