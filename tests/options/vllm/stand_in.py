@@ -98,6 +98,7 @@ class StandIn:
             with suppress(OSError):  # it has ended
                 connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
+        self.workers.clear()  # a broadcast to one ends, and no group waits for it
 
     def dies_during_update(self, *, after: int) -> None:
         """End all connections after this number of tensors of the next update."""
