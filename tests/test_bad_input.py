@@ -62,7 +62,7 @@ PPO_ON_FOLDERS = words_that_are_read(
 
 MODELS = {
     "no checkpoint": (
-        [*TINY_RUN[:2], "model=pretrained", "model.path=folder"],
+        ["experiment=smoke", "model=pretrained", "model.path=folder"],
         ["model.path=folder", "notes.txt", "config.json"],
     ),
     "another tokenizer": (

@@ -31,7 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def words_of(file: Path, *words: str) -> list[str]:
-    return ["-m", *TINY_RUN, f"sweep={file.with_suffix('')}", *words]
+    return ["-m", *TINY_RUN, "plan=check", f"sweep={file.with_suffix('')}", *words]
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ def test_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
 def test_run_starts_from_a_finished_run(sweep: Path, tiny_run: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     own = [word for word in TINY_RUN if not word.startswith(("sft", "reward", "data", "model"))]
-    words = [*own, f"from_run={tiny_run}", "ppo.kl_ctl=0.5", "ppo.cliprange=0.1"]
+    words = [*own, "plan=check", f"from_run={tiny_run}", "ppo.kl_ctl=0.5", "ppo.cliprange=0.1"]
     run = launch(*words, f"run_dir={run_dir}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert f"reward: taken from {tiny_run.resolve()}" in run.stdout

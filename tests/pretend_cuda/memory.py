@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -189,9 +187,11 @@ def traced(gpu: Gpu, name: str) -> dict[str, Any]:
 
 def traced_elsewhere(*names: str) -> dict[str, Any]:
     """Return ``traced`` of each name, from a process of its own."""
-    program = [sys.executable, "-m", "tests.pretend_cuda.memory", *names]
-    environment = os.environ | {"DS_ACCELERATOR": "cuda"}
-    run = subprocess.run(program, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    from tests.runs import ON_GPU, python
+
+    words = ["-m", "tests.pretend_cuda.memory", *names]
+    run = python(*words, timeout=3600, PYTHONPATH=ROOT, **ON_GPU)
+    assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return found
 

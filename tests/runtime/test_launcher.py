@@ -153,7 +153,7 @@ def test_the_tasks_of_a_slurm_job_are_one_run(start: Start, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_every_slurm_task_tells_what_ended_its_ranks(start: Start) -> None:
-    tasks = slurm_tasks(start, "sft.batch_size=512")
+    tasks = slurm_tasks(start, "sft.batch_size=512", "plan=check")
     complaints = [task.communicate(timeout=240)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [2, 2]
     for complaint in complaints:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
-SFT += ["tracking.others=[tests.killer:Greedy]"]
+SFT += ["plan=check", "tracking.others=[tests.killer:Greedy]"]
 
 
 # torch's own class aside, these are the forms of a failed allocation on a GPU.

@@ -29,7 +29,8 @@ SNIPPETS = [
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a new interpreter, as the user's is; what others repeat of it is forked."""
-    return finished(tmp_path_factory.mktemp("runs") / "run", popen=subprocess.Popen)
+    folder = tmp_path_factory.mktemp("runs")
+    return finished(folder / "run", "plan=check", popen=subprocess.Popen)
 
 
 def test_result_says_what_every_phase_reached(run_dir: Path) -> None:

@@ -172,7 +172,7 @@ def test_the_best_checkpoint_is_kept_ends_the_phase_and_can_be_exported(tmp_path
     best = ["checkpoint.best=ppo/eval_score", "checkpoint.load_best=true", "ppo.eval_every=1"]
     more = ["checkpoint.keep_finished=true", "checkpoint.patience=2", "ppo.ema_beta=0.5"]
     more += ["ppo.reference_every=1", "ppo.reference_share=0.1"]
-    finished(run_dir, *best, *more, "ppo.steps=6", "ppo.actor_lr=1e-2")
+    finished(run_dir, *best, *more, "ppo.steps=6", "ppo.actor_lr=1e-2", "plan=check")
     scores = [m["ppo/eval_score"] for m in metrics(run_dir) if "ppo/eval_score" in m][1:]
     step = 1 + scores.index(max(scores))
     assert len(scores) == min(step + 2, 6), "two evaluations without a new best"
