@@ -489,6 +489,20 @@ def test_files_beyond_a_link_are_not_cut(linked: str, tmp_path: Path) -> None:
     assert (attempt / linked).is_symlink()
 
 
+def test_files_of_killed_attempts_end_with_a_whole_record_or_go(tmp_path: Path) -> None:
+    """A kill between two records and one within the first, which a real kill hits by chance."""
+    text = Record(num=1).SerializeToString()
+    whole = struct.pack("<IHB", 0, len(text), FULL) + text
+    contents = [whole + whole, whole + whole[:-1], whole + whole[: HEADER - 1], whole[:-1], b""]
+    paths = [tmp_path / f"wandb/offline-run-{n}-a/run-a.wandb" for n in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(FILE_HEADER) + content)
+    cut_incomplete_records(tmp_path)
+    left = [path.read_bytes()[FILE_HEADER:] if path.exists() else None for path in paths]
+    assert left == [whole + whole, whole, whole, None, None]
+
+
 def test_a_pipe_among_the_files_of_attempts_is_left_alone(tmp_path: Path) -> None:
     """Reading it would wait for ever."""
     pipe = tmp_path / "wandb/offline-run-1-a/run-a.wandb"
