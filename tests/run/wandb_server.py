@@ -56,7 +56,8 @@ class WandbServer(LocalServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.1"  # connections are kept
+    disable_nagle_algorithm = True  # head and body are two packets
     server: WandbServer
 
     def do_PUT(self) -> None:

@@ -57,6 +57,7 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"  # connections are kept
+            disable_nagle_algorithm = True  # head and body are two packets
 
             def setup(self) -> None:
                 super().setup()
