@@ -86,12 +86,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
-    """Find what nobody closed in one collection: pytest would make five, each of a second."""
-    gc.collect()
-    gc.freeze()
-
-
 # Hypothesis calls the generation of inputs slow where the machine is busy with something else.
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
