@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pretend_cuda.memory import differences, traced_elsewhere
-from tests.runs import ON_GPU  # noqa: F401, so that it runs where the zygote of the GPU is
+from tests.runs import ON_GPU  # noqa: F401 (by it conftest.py deals the tests)
 from tools.docs import memory_table
 from tools.docs.memory_table import CONFIGURATIONS, TRACED, moments
 

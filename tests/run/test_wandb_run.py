@@ -490,7 +490,7 @@ def test_files_beyond_a_link_are_not_cut(linked: str, tmp_path: Path) -> None:
 
 
 def test_files_of_killed_attempts_end_with_a_whole_record_or_go(tmp_path: Path) -> None:
-    """A kill between two records and one within the first, which a real kill hits by chance."""
+    """Cut between records, within a record, within a header, and before the first record ends."""
     text = Record(num=1).SerializeToString()
     whole = struct.pack("<IHB", 0, len(text), FULL) + text
     contents = [whole + whole, whole + whole[:-1], whole + whole[: HEADER - 1], whole[:-1], b""]

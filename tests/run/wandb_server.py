@@ -57,7 +57,7 @@ class WandbServer(LocalServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections are kept
-    disable_nagle_algorithm = True  # head and body are two packets
+    disable_nagle_algorithm = True  # or a body waits for the ACK of its headers
     server: WandbServer
 
     def do_PUT(self) -> None:

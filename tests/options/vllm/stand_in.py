@@ -57,7 +57,7 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"  # connections are kept
-            disable_nagle_algorithm = True  # head and body are two packets
+            disable_nagle_algorithm = True  # or a body waits for the ACK of its headers
 
             def setup(self) -> None:
                 super().setup()
@@ -99,7 +99,8 @@ class StandIn:
             with suppress(OSError):  # it has ended
                 connection.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
-        self.workers.clear()  # a broadcast to one ends, and no group waits for it
+        # Or whoever frees the sender's group waits for a broadcast that no worker receives.
+        self.workers.clear()
 
     def dies_during_update(self, *, after: int) -> None:
         """End all connections after this number of tensors of the next update."""
