@@ -193,6 +193,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="soak-gpu-"))
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(DS_ACCELERATOR="cpu", RLHF_CACHE=str(folder / "cache"))
     began = time.monotonic()
     until = began + 60 * asked.minutes
