@@ -108,11 +108,15 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
     """
-    cfg = _read_frozen(run_dir)
+    return _load_config(run_dir / FROZEN, _frozen_text(run_dir))
+
+
+@lru_cache(maxsize=1)  # a rank loads its configuration again once it has locked the run
+def _load_config(path: Path, text: str) -> RunConfig:
     try:
-        return to_run_config(cfg)
+        return to_run_config(_parse_frozen(path, text))
     except (ConfigError, OmegaConfBaseException) as error:
-        raise _unreadable_error(run_dir / FROZEN, str(error).partition("\n")[0]) from error
+        raise _unreadable_error(path, str(error).partition("\n")[0]) from error
 
 
 def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
@@ -120,7 +124,8 @@ def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
 
     Only types are checked, so runs of other versions of this program can be read too.
     """
-    return FrozenKeys(run_dir / FROZEN, _values_by_key(_read_frozen(run_dir)))
+    cfg = _parse_frozen(path := run_dir / FROZEN, _frozen_text(run_dir))
+    return FrozenKeys(path, _values_by_key(cfg))
 
 
 def read_command(run_dir: Path) -> list[str]:
@@ -152,12 +157,17 @@ class FrozenKeys(dict[str, Any]):
         raise _unreadable_error(self._path, f"{key} is missing")
 
 
-def _read_frozen(run_dir: Path) -> DictConfig:
-    path = run_dir / FROZEN
-    if (text := read_stored_text(path)) is None:
+def _frozen_text(run_dir: Path) -> str:
+    if (text := read_stored_text(run_dir / FROZEN)) is None:
         raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
+    return text
+
+
+def _parse_frozen(path: Path, text: str) -> DictConfig:
     try:
-        return parse_plain_yaml(text)
+        if "seed" not in (found := _load_plain_mapping(text)):
+            raise ValueError("it has no keys of a run")
+        return found
     except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
         raise _unreadable_error(path, reason_of(error)) from error
 
@@ -347,20 +357,8 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
 
 
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
-def parse_plain_yaml(text: str) -> DictConfig:
-    """Return the configuration in ``text``, which must contain only plain values.
-
-    Raises:
-        ValueError: if ``text`` contains anything else.
-        YAMLError, OmegaConfBaseException: if ``text`` cannot be parsed.
-    """
-    if "seed" not in (found := _load_plain_mapping(text)):
-        raise ValueError("it has no keys of a run")
-    return found
-
-
 def parse_plain_value(text: str) -> Any:
-    """Return the value of one key in ``text``; errors are those of ``parse_plain_yaml``."""
+    """Return the value of one key in ``text``; errors are those of ``_load_plain_mapping``."""
     found = OmegaConf.to_container(_load_plain_mapping(f"value:\n{indent(text, '  ')}"))
     assert isinstance(found, dict)
     return found["value"]
@@ -370,6 +368,7 @@ def _load_plain_mapping(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
     Aliases could expand a small file to any size, and interpolations could read the environment.
+    Raises ValueError, or YAMLError or OmegaConfBaseException if ``text`` cannot be parsed.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
