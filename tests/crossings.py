@@ -5,7 +5,7 @@
 Pairs are drawn from the settings of crossings.txt until N of them compose; those that are refused
 are listed with the reason. For each pair:
 
-- a run that is stopped after its first step and resumed equals the uninterrupted run, bit for bit;
+- a run that is killed in its second step and resumed equals the uninterrupted run, bit for bit;
 - with one update per rollout its ratio is 1, and the KL to the reference is 0 in the first step;
 - micro-batches of 1 and of 4 give equal metrics of the first step, up to rounding;
 - all metrics are finite; ``rlhf.runs verify`` and ``rlhf.report`` pass.
@@ -32,7 +32,7 @@ from filelock import FileLock
 
 from rlhf.gpu_check.runs import differing_files, metrics_without_times
 from tests.forked_process import run_program
-from tests.runs import DETERMINED, EPISODES, ROOT, python
+from tests.runs import DETERMINED, EPISODES, KEEP_ALL, ROOT, python, unfinished_copy
 
 SETTINGS = Path(__file__).with_name("crossings.txt")
 PAIRS_PER_PROCESS = 5
@@ -41,9 +41,12 @@ STOPPED = 130  # exit code of a run that checkpoint.stop_after stops
 TOLERANCE = 1e-4  # largest difference that is rounding, absolute and relative
 
 # SFT is long enough for some responses to end. PPO has one update per rollout.
-BASE = """experiment=smoke plan=off hardware.dtype=fp32 hardware.cores_per_rank=1 ppo.steps=2
+BASE = (
+    """experiment=smoke plan=off hardware.dtype=fp32 hardware.cores_per_rank=1 ppo.steps=2
     ppo.rollout_batch_size=8 ppo.mini_batch_size=8 ppo.ppo_epochs=1 ppo.micro_batch_size=4
-    ppo.eval_prompts=4 rollout.max_response_tokens=8""".split()
+    ppo.eval_prompts=4 rollout.max_response_tokens=8 checkpoint.every_steps=1""".split()
+    + KEEP_ALL
+)
 SOURCE = """experiment=smoke plan=off hardware.dtype=fp32 hardware.cores_per_rank=1 data.size=600
     model.vocab_size=400 sft.batch_size=16 sft.epochs=4 sft.lr=1e-2 ppo.steps=1""".split()
 REWARD = ["reward.batch_size=16", "reward.epochs=0.2"]
@@ -167,24 +170,22 @@ def cross(pair: Pair, name: str, folder: Path, *, replays: str) -> str:
     def launch(*more: str) -> Ended:
         return call(ROOT / "launch.py", *without_repeated_keys([*words, *more]), folder=folder)
 
-    whole, stopped, small = (folder / f"{name}-{kind}" for kind in ("whole", "stopped", "small"))
-    first = ["checkpoint.stop_after=ppo/1"]
+    whole, killed, small = (folder / f"{name}-{kind}" for kind in ("whole", "killed", "small"))
     ended = launch(f"run_dir={whole}")
     if ended.code == 2 and "Traceback" not in ended.output:
         return f"refused: {ended.complaint.partition(': ')[2]}"
     if ended.code:
         return f"FAILED: {ended.complaint}"
     found = [*wrong_metrics(whole, exempt)]
-    ended = launch(f"run_dir={stopped}", *first)
-    if ended.code == STOPPED:
-        resume = [f"resume={stopped}", "checkpoint.stop_after=null"]
-        ended = call(ROOT / "launch.py", *resume, folder=folder)
+    unfinished_copy(whole, killed, "ppo", after_step=1)
+    ended = call(ROOT / "launch.py", f"resume={killed}", folder=folder)
     if ended.code:
-        found.append(f"stopped: {ended.complaint}")
-    elif different := [x for x in differing_files(whole, stopped) if "tfevents" not in x]:
+        found.append(f"killed: {ended.complaint}")
+    elif different := [x for x in differing_files(whole, killed) if "tfevents" not in x]:
         found.append(f"resumed: {', '.join(different)}")
     if "micro" not in exempt:
-        ended = launch(f"run_dir={small}", *first, "ppo.micro_batch_size=1")
+        first_step = ["checkpoint.stop_after=ppo/1", "ppo.micro_batch_size=1"]
+        ended = launch(f"run_dir={small}", *first_step)
         if ended.code in (0, STOPPED):
             found += different_metrics(whole, small)
         else:
@@ -196,7 +197,7 @@ def cross(pair: Pair, name: str, folder: Path, *, replays: str) -> str:
             found.append(f"{' '.join(program)}: {ended.output}")
     if found:
         return f"WRONG: {'; '.join(found)}"
-    for run_dir in (whole, stopped, small):
+    for run_dir in (whole, killed, small):
         shutil.rmtree(run_dir, ignore_errors=True)
     return "equal"
 
