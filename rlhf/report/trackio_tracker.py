@@ -86,4 +86,4 @@ class TrackioTracker(Tracker):
         import trackio
 
         with redirect_stdout(StringIO()):
-            trackio.finish()  # type: ignore[no-untyped-call]
+            trackio.finish()
