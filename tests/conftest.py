@@ -35,7 +35,7 @@ GPU_LIBRARY = pytest.StashKey[CDLL]()
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 # Every second worker imports these first: in a fresh clone, two workers that import all in the same
 # order compile all of it twice.
-WITHOUT_TORCH = "sympy networkx pandas wandb openai fastapi optuna tensorboard.compat hypothesis"
+WITHOUT_TORCH = "sympy networkx pandas optuna tensorboard.compat hypothesis"
 
 # Here and not in a fixture: DeepSpeed and huggingface_hub read these when they are imported.
 # With a spin count launch.py does not look at how busy the machine is, and prints nothing of it.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from tests.runs import start
 
-needed = ("fastapi", "uvicorn", "openai")
-openai = [pytest.importorskip(name, reason="pip install -e '.[serve]'") for name in needed][-1]
+MISSING = [name for name in ("fastapi", "uvicorn", "openai") if find_spec(name) is None]
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"pip install -e '.[serve]' for {MISSING}"),
+]
 PAGE = Path(__file__).parents[2] / "docs/use.md"
 COMMAND = re.search(r"^transformers serve (\S+) (.*)$", PAGE.read_text(), re.MULTILINE)
 
@@ -20,6 +23,8 @@ COMMAND = re.search(r"^transformers serve (\S+) (.*)$", PAGE.read_text(), re.MUL
 @pytest.fixture(scope="module")
 def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     """A client of the documented server over the actor of a short run, and the actor's folder."""
+    from openai import OpenAI  # here: only the worker that runs these tests imports it, for seconds
+
     assert COMMAND
     folder = COMMAND[1].replace("runs/latest", str(tiny_run))
     words = ["-m", "transformers.cli.transformers", "serve", folder, *COMMAND[2].split()]
@@ -32,7 +37,7 @@ def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         else:
             pytest.fail("".join(lines))
         try:
-            with openai.OpenAI(base_url=f"{found[1]}/v1", api_key="none", max_retries=0) as client:
+            with OpenAI(base_url=f"{found[1]}/v1", api_key="none", max_retries=0) as client:
                 yield client, folder
         finally:
             server.terminate()

@@ -1,6 +1,7 @@
 """Weights & Biases for real: offline into a folder, and online where that cannot work.
 
 Each run is a process of its own with an empty home: wandb reads credentials and settings but once.
+Only the worker that runs these tests imports it, for seconds.
 """
 
 import math
@@ -12,15 +13,12 @@ import subprocess
 import sys
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import wandb
 import yaml
-from wandb.errors import CommError
-from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
 
 from rlhf.config.choices import Source, WandbMode
 from rlhf.config.freeze import to_run_config
@@ -309,10 +307,10 @@ class FakeRun:
     def log(self, values: dict[str, object]) -> None:
         self.logged.append(values)
 
-    def use_artifact(self, artifact: wandb.Artifact) -> None:
+    def use_artifact(self, artifact: Any) -> None:
         self.used = artifact
 
-    def log_artifact(self, artifact: wandb.Artifact, aliases: list[str]) -> None:
+    def log_artifact(self, artifact: Any, aliases: list[str]) -> None:
         self.model, self.aliases = artifact, aliases
 
 
@@ -320,8 +318,8 @@ class FakeRun:
 def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     """The run that wandb begins, with an account."""
     run = FakeRun()
-    monkeypatch.setattr(wandb, "init", lambda **_: run)
-    monkeypatch.setattr(wandb, "login", lambda **_: True)
+    monkeypatch.setattr("wandb.init", lambda **_: run)
+    monkeypatch.setattr("wandb.login", lambda **_: True)
     return run
 
 
@@ -348,7 +346,7 @@ def test_names_are_those_of_the_config_and_the_sweep(
     run_dir: str, group: str, compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(wandb, "init", lambda **how: given.update(how) or FakeRun())
+    monkeypatch.setattr("wandb.init", lambda **how: given.update(how) or FakeRun())
     words = ["name=pets", "tracking.project=zoo", "tracking.entity=team", "tracking.tags=[a,b]"]
     config = to_run_config(compose(["tracking=wandb_offline", *words]))
     folder = tmp_path / run_dir
@@ -377,7 +375,7 @@ def test_samples_come_beside_the_response_before_training(
             each.samples("ppo", step, [sample], steps=10)
     files.finish()
     table = run.logged[-1]["ppo/samples"]
-    assert isinstance(table, wandb.Table)
+    assert isinstance(table, import_module("wandb").Table)
     names = "step,model,prompt,response,response before,score,gold,exact,KL,tokens,ended"
     assert table.columns == names.split(",")
     assert table.data[-1] == [10, "actor", "p", "new", "old", 1.5, 0.5, 1.0, 0.25, 3, True]
@@ -387,7 +385,7 @@ def test_the_id_of_a_sweep_agent_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[str] = []
-    monkeypatch.setattr(wandb, "init", lambda *, id, **_: given.append(id) or FakeRun())
+    monkeypatch.setattr("wandb.init", lambda *, id, **_: given.append(id) or FakeRun())
     (tmp_path / "wandb_id").write_text("mine\n")
     fake_tracker(tmp_path)
     monkeypatch.setenv("WANDB_RUN_ID", "theirs")
@@ -398,6 +396,8 @@ def test_the_id_of_a_sweep_agent_goes_first(
 
 def test_the_agent_of_a_sweep_gives_overrides(compose: Compose) -> None:
     """The agent of wandb puts its values into the command of examples/wandb_sweep.yaml."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+
     sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
     values = {"ppo.kl_ctl": {"value": 0.25}, "ppo.cliprange": {"value": 0.125}}
     assert sweep["parameters"].keys() == values.keys()
@@ -419,6 +419,8 @@ def test_long_phases_stay_below_a_hundred_increments(run: FakeRun, tmp_path: Pat
 def test_a_connection_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from wandb.errors import CommError
+
     attempts: list[str] = []
 
     def init(*, id: str, **_: object) -> FakeRun:
@@ -427,8 +429,8 @@ def test_a_connection_that_fails_is_tried_again(
             raise CommError("timed out")
         return FakeRun()
 
-    monkeypatch.setattr(wandb, "init", init)
-    monkeypatch.setattr(wandb, "teardown", lambda: attempts.append("teardown"))
+    monkeypatch.setattr("wandb.init", init)
+    monkeypatch.setattr("wandb.teardown", lambda: attempts.append("teardown"))
     fake_tracker(tmp_path)
     assert attempts == [attempts[0], "teardown", attempts[0], "teardown", attempts[0]]
 
@@ -442,7 +444,7 @@ def test_steps_that_the_server_has_are_not_sent_again(run: FakeRun, tmp_path: Pa
         tracker.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}, {"score": 1.0, "text": "a"}])
         tracker.lines("digests.jsonl", "ppo", step, [{"weights": {}}])
     histogram = run.logged[-1]["ppo/histograms/rollouts/score"]
-    assert isinstance(histogram, wandb.Histogram)
+    assert isinstance(histogram, import_module("wandb").Histogram)
     assert sum(histogram.histogram) == 2
     tracker.log("sft", 1, {"sft/loss": 0.1})
     steps = [(name, line[name]) for line in run.logged for name in line if name.endswith("/step")]
@@ -491,6 +493,8 @@ def test_files_beyond_a_link_are_not_cut(linked: str, tmp_path: Path) -> None:
 
 def test_files_of_killed_attempts_end_with_a_whole_record_or_go(tmp_path: Path) -> None:
     """Cut between records, within a record, within a header, and before the first record ends."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     text = Record(num=1).SerializeToString()
     whole = struct.pack("<IHB", 0, len(text), FULL) + text
     contents = [whole + whole, whole + whole[:-1], whole + whole[: HEADER - 1], whole[:-1], b""]
@@ -543,6 +547,8 @@ def test_models_are_referred_to_or_uploaded(upload: bool, run: FakeRun, tmp_path
 
 
 def test_the_padding_of_a_block_is_no_record(tmp_path: Path) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record
+
     records = [Record(num=number) for number in (1, 2)]
     pad = 3  # bytes that hold no header of a record
     records[0].uuid = "a" * (BLOCK - FILE_HEADER - HEADER - pad - records[0].ByteSize() - 5)
