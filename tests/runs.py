@@ -26,11 +26,14 @@ TINY_RUN = [
     "hardware.dtype=fp32",
     "model.vocab_size=400",
     "data.size=600",
-    "sft.batch_size=16",
-    "sft.epochs=0.2",
-    "reward.batch_size=16",
-    "reward.epochs=0.2",
+    "sft.batch_size=8",
+    "sft.epochs=0.1",
+    "sft.eval_examples=8",
+    "reward.batch_size=8",
+    "reward.epochs=0.1",
+    "reward.eval_examples=8",
     "ppo.steps=2",
+    "ppo.eval_prompts=8",
     "rollout.max_response_tokens=8",
 ]
 
@@ -52,7 +55,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 UNREAD = {
     "phase=sft": ("reward.", "ppo.", "rollout.", "dpo."),
     "phase=reward": ("sft.", "ppo.", "rollout.", "dpo."),
-    "phase=ppo": ("sft.", "reward.batch_size", "reward.epochs"),
+    "phase=ppo": ("sft.", "reward.batch_size", "reward.epochs", "reward.eval_examples"),
     "phase=dpo": ("sft.", "reward.", "ppo."),
     "phase=pipeline": ("dpo.",),
     "phase=pipeline_dpo": ("reward.", "ppo."),

@@ -21,7 +21,8 @@ from tests.runs import ROOT, TINY_RUN, finished, launch, metrics
 pytestmark = pytest.mark.slow
 
 
-SFT = [*TINY_RUN, "phase=sft", "sft.epochs=0.5", "checkpoint.every_steps=1"]
+LONG = ["phase=sft", "sft.batch_size=16", "sft.epochs=0.5"]
+SFT = [*TINY_RUN, *LONG, "checkpoint.every_steps=1"]
 SFT += ["plan=check", "tracking.others=[tests.killer:Greedy]"]
 
 
@@ -69,7 +70,7 @@ def test_the_message_names_keys_and_smaller_micro_batches_continue(tmp_path: Pat
     processes = (run_dir / "processes.txt").read_text().split()
     assert len(processes) == len(set(processes)) == 3, "each attempt is a process of its own"
     assert json.loads((run_dir / "result.json").read_text())["phases"]["sft"]["steps"] == 4
-    whole = finished(tmp_path / "whole", "phase=sft", "sft.epochs=0.5")
+    whole = finished(tmp_path / "whole", *LONG)
     losses = [
         [m["sft/loss"] for m in metrics(each) if "sft/loss" in m] for each in (run_dir, whole)
     ]
