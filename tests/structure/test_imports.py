@@ -24,6 +24,7 @@ PATH_TO_THE_LOSS = [
     "rlhf.runtime.launcher",
     "rlhf.runtime.worker",
     "rlhf.phases.ppo.loop",
+    "rlhf.phases.ppo.objective",
     "rlhf.algorithms.ppo",
 ]
 # In these folders the folder says which sft.py or zero.py is meant.

@@ -28,11 +28,11 @@ from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
-from rlhf.phases.ppo.loop import Objective
 from rlhf.phases.ppo.objective import (
     SURROGATES,
     Aggregation,
     MicroBatch,
+    Objective,
     Surrogate,
     learned_tokens,
 )

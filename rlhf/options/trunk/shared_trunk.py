@@ -23,7 +23,7 @@ from rlhf.models.branch import Branch, find_block_and_tail_paths, record_calls
 from rlhf.models.language_model import logprobs_at, replace_output_layer
 from rlhf.models.output_layer import DEFAULT_OPTIONS
 from rlhf.phases.ppo.models import Learner
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.policies import build_policy
 from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
@@ -32,7 +32,6 @@ from rlhf.run.model_folder import tensors_to_save
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlhf.phases.ppo.loop import Objective
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 
 

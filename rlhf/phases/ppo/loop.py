@@ -4,6 +4,12 @@
 https://arxiv.org/abs/1707.06347 and https://arxiv.org/abs/2203.02155: 1 sample, 2 score,
 3 rewards and advantages, 4 clipped updates, 5 KL controller, 6 log.
 
+What differs from the papers by default, and why: the log-probs of sampling take the place of a
+forward pass, as long as training measures equal ones; advantages are whitened over all ranks, and
+losses divided by the tokens of the whole mini-batch, so that no split changes a gradient; values
+are not clipped, which did not help in https://arxiv.org/abs/2006.05990; a response without an end
+costs a penalty, as a reward model has seen few; mixture training is off (``ppo.ptx_coef``).
+
 Shapes: B = sequences of this rank, T = response tokens.
 """
 
@@ -13,15 +19,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from rlhf.algorithms.entropy import EntropyController
 from rlhf.algorithms.kl import KlController, adapt_lr_scale
-from rlhf.algorithms.ppo import value_loss
-from rlhf.base.metrics import Metrics, accumulate_metrics, loss_metrics
+from rlhf.base.metrics import Metrics, accumulate_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
 from rlhf.config.batches import divide_exactly, num_phase_steps
@@ -31,14 +35,12 @@ from rlhf.engine.devices import peak_memory_gib
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.evaluation import PpoEvaluation, save_models
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
-from rlhf.phases.ppo.logprob_reuse import LogprobReuse, logprob_mismatch
+from rlhf.phases.ppo.logprob_reuse import LogprobReuse
 from rlhf.phases.ppo.models import step_optimizers_together
 from rlhf.phases.ppo.objective import (
     SURROGATES,
     Aggregation,
-    MicroBatch,
-    Surrogate,
-    actor_objective,
+    Objective,
     cut_micro_batches,
     learned_tokens,
 )
@@ -55,7 +57,7 @@ from rlhf.phases.ppo.step_metrics import (
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
-from rlhf.phases.shared.scoring import ResponseLogprobs, score_responses, split_rows
+from rlhf.phases.shared.scoring import score_responses, split_rows
 
 
 def run_ppo(context: RunContext) -> dict[str, Any]:
@@ -112,45 +114,6 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             result |= evaluation.evaluate_for_result(f"after_{variant.name}")
     result |= {"kl_to_reference": result["kl_after"], **checkpoints.totals()}
     return result | {"peak_memory_gib": peak_memory_gib(context.ranks)}
-
-
-class Objective(NamedTuple):
-    """The losses of PPO on one mini-batch."""
-
-    config: PpoConfig
-    surrogate: Surrogate
-    kl_ctl: float
-    entropy_coef: float
-    mean: Aggregation
-    measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
-
-    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return the actor's loss, which is the surrogate plus penalties, and its metrics."""
-        total, found = actor_objective(
-            policy,
-            batch,
-            self.mean,
-            self.config,
-            self.surrogate,
-            kl_ctl=self.kl_ctl,
-            entropy_coef=self.entropy_coef,
-        )
-        if self.measures_mismatch:
-            written_BT = batch.sequences.keep_BT
-            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, written_BT)
-        return total / self.mean.divisor, found
-
-    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
-        """Return ``value_coef`` times the value loss, and its metrics."""
-        value = value_loss(
-            values_BT,
-            batch.values_BT,
-            batch.returns_BT,
-            batch.keep_BT,
-            cliprange_value=self.config.cliprange_value,
-        )
-        loss = self.config.value_coef * value.loss / self.mean.num_tokens
-        return loss, loss_metrics("ppo", value)
 
 
 class PPOTrainer:

@@ -6,7 +6,7 @@ Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from rlhf.base.types import (
 )
 from rlhf.config.roles import Role
 from rlhf.models.language_model import kept_token_logprobs
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
     Rewards,
@@ -33,9 +33,6 @@ from rlhf.phases.shared.scoring import (
     response_logprobs,
     response_values,
 )
-
-if TYPE_CHECKING:
-    from rlhf.phases.ppo.loop import Objective
 
 
 class Learner(NamedTuple):

@@ -1,4 +1,4 @@
-"""Parts of PPO's objective: the micro-batches of an update, and the actor's loss.
+"""PPO's objective: the micro-batches of an update, and the losses of actor and critic.
 
 Shapes: B = sequences of a micro-batch, T = response tokens.
 """
@@ -13,13 +13,21 @@ from torch import Tensor
 from rlhf.algorithms.advantages import Advantages
 from rlhf.algorithms.kl import KlEstimatorName, estimate_kl
 from rlhf.algorithms.masking import masked_sum, sum_of_row_means
-from rlhf.algorithms.ppo import PolicyLoss, cispo_loss, dppo_loss, gspo_loss, policy_loss
+from rlhf.algorithms.ppo import (
+    PolicyLoss,
+    cispo_loss,
+    dppo_loss,
+    gspo_loss,
+    policy_loss,
+    value_loss,
+)
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.options import PpoConfig
+from rlhf.phases.ppo.logprob_reuse import logprob_mismatch
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
@@ -164,56 +172,66 @@ SURROGATES: dict[SurrogateName, Surrogate] = {
 }
 
 
-def actor_objective(
-    policy: ResponseLogprobs,
-    batch: MicroBatch,
-    mean: Aggregation,
-    config: PpoConfig,
-    surrogate: Surrogate,
-    *,
-    kl_ctl: float,
-    entropy_coef: float,
-) -> tuple[Tensor, Metrics]:
-    """Return the surrogate loss plus penalties, each reduced by ``mean.total``, and metrics."""
-    inputs = SurrogateInputs(
-        policy.logprobs_BT,
-        batch.logprobs_BT,
-        batch.advantages_BT,
-        batch.keep_BT,
-        batch.sampled_logprobs_BT,
-    )
-    loss, of_surrogate = surrogate(inputs, config, mean.total)
-    penalty, found = _penalty(policy, batch, mean, config, kl_ctl=kl_ctl, entropy_coef=entropy_coef)
-    return loss.loss + penalty, loss_metrics("ppo", loss) | of_surrogate | found
+class Objective(NamedTuple):
+    """The losses of PPO on one mini-batch."""
 
+    config: PpoConfig
+    surrogate: Surrogate
+    kl_ctl: float
+    entropy_coef: float
+    mean: Aggregation
+    measures_mismatch: bool  # log-probabilities were reused, and no weight has changed since
 
-def _penalty(
-    policy: ResponseLogprobs,
-    batch: MicroBatch,
-    mean: Aggregation,
-    config: PpoConfig,
-    *,
-    kl_ctl: float,
-    entropy_coef: float,
-) -> tuple[Tensor | float, Metrics]:
-    """Return KL penalty minus entropy bonus, each reduced by ``mean.total``, and metrics.
+    def actor_loss(self, policy: ResponseLogprobs, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return the actor's loss, which is the surrogate plus penalties, and its metrics."""
+        inputs = SurrogateInputs(
+            policy.logprobs_BT,
+            batch.logprobs_BT,
+            batch.advantages_BT,
+            batch.keep_BT,
+            batch.sampled_logprobs_BT,
+        )
+        loss, of_surrogate = self.surrogate(inputs, self.config, self.mean.total)
+        penalty, found = self._penalty(policy, batch)
+        if self.measures_mismatch:
+            written_BT = batch.sequences.keep_BT
+            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, written_BT)
+        total = (loss.loss + penalty) / self.mean.divisor
+        return total, loss_metrics("ppo", loss) | of_surrogate | found
 
-    By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
-    """
-    keep_BT, entropy_BT = batch.keep_BT, policy.entropy_BT
-    assert entropy_BT is not None
-    penalty: Tensor | float = 0.0
-    metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
-    if config.stop_update_kl is not None:
-        sides = (batch.sampled_logprobs_BT, policy.logprobs_BT.detach())
-        metrics["ppo/sampler_kl"] = Mean.of(estimate_kl(*sides, estimator="k3"), keep_BT)
-    if config.kl_placement is KlPlacement.loss:
-        kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
-        penalty = kl_ctl * mean.total(kl_BT, keep_BT)
-        metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
-    if entropy_coef:
-        penalty = penalty - entropy_coef * mean.total(entropy_BT, keep_BT)
-    return penalty, metrics
+    def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
+        """Return ``value_coef`` times the value loss, and its metrics."""
+        value = value_loss(
+            values_BT,
+            batch.values_BT,
+            batch.returns_BT,
+            batch.keep_BT,
+            cliprange_value=self.config.cliprange_value,
+        )
+        loss = self.config.value_coef * value.loss / self.mean.num_tokens
+        return loss, loss_metrics("ppo", value)
+
+    def _penalty(
+        self, policy: ResponseLogprobs, batch: MicroBatch
+    ) -> tuple[Tensor | float, Metrics]:
+        """Return KL penalty minus entropy bonus, each reduced by ``mean.total``, and metrics.
+
+        By default both terms are 0: the KL penalty is part of the reward, as in InstructGPT.
+        """
+        config, keep_BT, entropy_BT = self.config, batch.keep_BT, policy.entropy_BT
+        assert entropy_BT is not None
+        penalty: Tensor | float = 0.0
+        metrics: Metrics = {"ppo/entropy": Mean.of(entropy_BT, keep_BT)}
+        if config.stop_update_kl is not None:
+            sides = (batch.sampled_logprobs_BT, policy.logprobs_BT.detach())
+            metrics["ppo/sampler_kl"] = Mean.of(estimate_kl(*sides, estimator="k3"), keep_BT)
+        if config.kl_placement is KlPlacement.loss:
+            kl_BT = _differentiable_kl(policy, batch, estimator=config.kl_estimator.value)
+            penalty = self.kl_ctl * self.mean.total(kl_BT, keep_BT)
+            metrics["ppo/kl_loss"] = Mean.of(kl_BT, keep_BT)
+        if self.entropy_coef:
+            penalty = penalty - self.entropy_coef * self.mean.total(entropy_BT, keep_BT)
+        return penalty, metrics
 
 
 def _differentiable_kl(

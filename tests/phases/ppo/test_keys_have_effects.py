@@ -36,9 +36,9 @@ from rlhf.config.validation import validate
 from rlhf.engine.settings import OptimizerSettings
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.logprob_reuse import LogprobReuse
-from rlhf.phases.ppo.loop import Objective, PPOTrainer
+from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import Learner
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.ppo.rlhf_engine import ppo_optimizer_settings
 from rlhf.phases.ppo.step_metrics import early_end_reason
 from rlhf.phases.shared.scoring import ResponseLogprobs

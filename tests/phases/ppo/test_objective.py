@@ -22,8 +22,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.choices import KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.phases.ppo.hooks import build_hooks
-from rlhf.phases.ppo.loop import Objective
-from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, learned_tokens
+from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, Objective, learned_tokens
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows

@@ -18,9 +18,9 @@ from rlhf.base.types import PromptBatch, Responses, Rollout, StepReport
 from rlhf.config.batches import BatchPlan
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.phases.ppo.loop import Objective, PPOTrainer
+from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.models import Learner
-from rlhf.phases.ppo.objective import MicroBatch
+from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.ppo.step_metrics import num_optimizer_steps
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.conftest import Compose
