@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlhf.models.families import FAMILIES as NAMED
+from rlhf.models.families import UNKNOWN
 from tests.killer import PATH
 from tests.rollout.decoder_checks import FAMILIES
 from tests.runs import EVALUATED_EPISODES, ROOT, TINY_RUN, launch, launch_on_gpu, metrics
@@ -120,8 +122,13 @@ def pairs(row: Row) -> set[tuple[tuple[str, str], ...]]:
 
 
 def is_possible(row: Row) -> bool:
-    """Return False for what is refused: fp16 requires masters, and so stage 1."""
-    return row["dtype"] != "fp16" or row.get("stage", row.get("zero")) not in {"0", "stage0"}
+    """Return False for what is refused.
+
+    fp16 requires masters, and so stage 1; a trunk requires a family whose blocks have a name.
+    """
+    has_masters = row.get("stage", row.get("zero")) not in {"0", "stage0"}
+    has_blocks = NAMED.get(row["family"].partition("-")[0], UNKNOWN).blocks is not None
+    return (has_masters or row["dtype"] != "fp16") and (has_blocks or row.get("trained") != "trunk")
 
 
 def covering(axes: Axes) -> Iterator[Row]:
