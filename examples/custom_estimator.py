@@ -10,27 +10,37 @@ response does not lower the advantages of all others, as it does with the mean t
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from rlhf import PPOTrainer, RLHFEngine, load_run
 from rlhf.algorithms.advantages import Advantages
 from rlhf.base.types import Rollout
 from rlhf.config.choices import AdvantageEstimator
-from rlhf.phases.ppo.targets import TargetMaker
+from rlhf.phases.ppo.hooks import PpoHook
+from rlhf.phases.ppo.targets import (
+    TargetMaker,
+    Targets,
+    TargetSteps,
+    estimate_advantages,
+    replace_step,
+)
 
 RESPONSES = 4
 
 
-class MedianBaseline(TargetMaker):
-    """Targets whose advantage is the total reward minus the median of its group."""
+def compare_with_median(_: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Give all tokens of a response its total reward, minus the median of its group."""
+    totals_GK = targets.scaled_rewards_BT.sum(dim=1).view(-1, targets.compared)
+    advantages_GK = totals_GK - totals_GK.median(dim=1, keepdim=True).values
+    advantages_BT = advantages_GK.reshape(-1, 1) * rollout.responses.keep_BT
+    raw = Advantages(advantages_BT, returns_BT=advantages_BT)  # no critic learns the returns
+    return targets._replace(raw=raw)
 
-    def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
-        """Return the same advantage for all tokens of a response."""
-        keep_BT = rollout.responses.keep_BT
-        totals_GK = rewards_BT.sum(dim=1).view(-1, RESPONSES)
-        advantages_GK = totals_GK - totals_GK.median(dim=1, keepdim=True).values
-        advantages_BT = advantages_GK.reshape(-1, 1) * keep_BT
-        return Advantages(advantages_BT, returns_BT=advantages_BT)  # no critic learns the returns
+
+class MedianBaseline(PpoHook):
+    """A hook that puts the median into the place of the estimator."""
+
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
+        """Return the steps from scores to advantages."""
+        return replace_step(steps, estimate_advantages, compare_with_median)
 
 
 def main() -> None:
@@ -41,8 +51,7 @@ def main() -> None:
         config.ppo, advantage_estimator=AdvantageEstimator.rloo, responses_per_prompt=RESPONSES
     )
     engine = RLHFEngine(replace(config, ppo=rloo))
-    trainer = PPOTrainer(engine, rloo)
-    trainer.target_maker = MedianBaseline(rloo, engine.ranks)
+    trainer = PPOTrainer(engine, rloo, [MedianBaseline(engine.config)])
     prompts = ["\n\nHuman: Name a fruit.\n\nAssistant:"] * (rloo.rollout_batch_size // RESPONSES)
     rollout = trainer.generate_experience(engine.prompts(prompts))
     print("scores of the first group:", rollout.scores_B[:RESPONSES])

@@ -14,7 +14,13 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
 from rlhf.phases.ppo.hooks import PpoHook
-from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from rlhf.phases.ppo.targets import (
+    TargetMaker,
+    Targets,
+    TargetSteps,
+    make_token_rewards,
+    replace_step,
+)
 from rlhf_lab.gradients.__main__ import build_method, main
 from rlhf_lab.gradients.causes import (
     NO_LIMITS,
@@ -44,11 +50,15 @@ def flipped_loss(inputs: Any, config: Any, total: Any, /) -> Any:
     return policy_loss(*flipped[:4], cliprange=config.cliprange, total=total), {}
 
 
-class PaidForKl(TargetMaker):
-    """Targets in which the KL earns a reward."""
+class PaidForKl(PpoHook):
+    """A hook by which the KL earns a reward."""
 
-    def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
-        return super().make(rollout, kl_ctl=-kl_ctl)
+    def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
+        def pay(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+            paid = targets._replace(kl_ctl=-targets.kl_ctl)
+            return make_token_rewards(maker, paid, rollout)
+
+        return replace_step(steps, make_token_rewards, pay)
 
 
 class HalfOfTheTokens(PpoHook):
@@ -61,7 +71,7 @@ class HalfOfTheTokens(PpoHook):
             used = used._replace(advantages_BT=used.advantages_BT * weights_T)
             return targets._replace(advantages=used)
 
-        return {**steps, "weigh": weigh}
+        return (*steps, weigh)
 
 
 TWO_REWARDS = "+rewards={learned:{kind:model},ends:{kind:stop}}"
@@ -290,7 +300,7 @@ def test_bias_and_cosine_by_hand(gradient: tuple[float, float], found: tuple[flo
         ("experiment=number_guessing", [], "environment.kind=.*: the task has no turns"),
         (f"{TWO_REWARDS} ppo.gdpo=true {GROUPS}dr_grpo", [], "ppo.gdpo=true: the task has one"),
         ("ppo.clip_cov_ratio=0.1", [], "ppo.clip_cov_ratio=0.1: draws tokens at random"),
-        ("", [TinyTask], "must be a subclass of TargetMaker or PpoHook"),
+        ("", [TinyTask], "must be a subclass of PpoHook"),
     ],
 )
 def test_refusals(words: str, own: list[object], message: str, compose: Compose) -> None:

@@ -6,7 +6,7 @@
 The expected gradient of the configuration's loss, with its estimators, clips and options, is
 compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
 task of a few short responses whose critic is exact; ppo.teacher_prompt_column is left out. NAME is
-code of your own: a subclass of TargetMaker or PpoHook, or a surrogate, a function like those of
+code of your own: a subclass of PpoHook, or a surrogate, a function like those of
 SURROGATES. The exit code is 1 if a gradient points the wrong way.
 """
 
@@ -29,7 +29,6 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
-from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
 from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
@@ -84,16 +83,12 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
     refuse_broken_rule(broken)
     method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
     for each in own:
-        if inspect.isclass(each) and issubclass(each, TargetMaker):
-            method = replace(method, maker=each)
-        elif inspect.isclass(each) and issubclass(each, PpoHook):
+        if inspect.isclass(each) and issubclass(each, PpoHook):
             method = replace(method, hook=each)
         elif callable(each) and not inspect.isclass(each):
             method = replace(method, surrogate=each)
         else:
-            raise ConfigError(
-                f"--own {each!r}: must be a subclass of TargetMaker or PpoHook, or a surrogate"
-            )
+            raise ConfigError(f"--own {each!r}: must be a subclass of PpoHook, or a surrogate")
     return method
 
 

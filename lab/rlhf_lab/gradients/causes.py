@@ -15,7 +15,6 @@ from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.keys import LossLimit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.options import PpoConfig
-from rlhf.phases.ppo.targets import TargetMaker
 from rlhf_lab.gradients.expected import Method, Policies, TinyStep, TinyTask
 
 UPDATE_KL = 0.01  # nats per token that the updates of a step move the policy, without a limit
@@ -243,15 +242,15 @@ def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Pol
         words = f"rollout.lag={method.config.rollout.lag}: an older policy sampled"
         found[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
     if own := own_names(method):
-        plain = replace(method, maker=TargetMaker, surrogate=None, hook=None)
+        plain = replace(method, surrogate=None, hook=None)
         found[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
     return found
 
 
 def own_names(method: Method) -> list[str]:
     """Return the names of the user's own code."""
-    own = [method.hook, method.surrogate, None if method.maker is TargetMaker else method.maker]
-    return [getattr(each, "__name__", repr(each)) for each in own if each is not None]
+    own = (each for each in (method.hook, method.surrogate) if each is not None)
+    return [getattr(each, "__name__", repr(each)) for each in own]
 
 
 def _sentence(

@@ -132,7 +132,6 @@ class Method:
     """A configuration's way from scores to gradients, and code that replaces a part of it."""
 
     config: RunConfig
-    maker: type[TargetMaker] = TargetMaker
     surrogate: Surrogate | None = None
     hook: type[PpoHook] | None = None
 
@@ -154,7 +153,7 @@ class Method:
 
     def make_targets(self, rollout: Rollout, weights_B: Tensor) -> Targets:
         """Return rewards and advantages; statistics over the batch count each row by its weight."""
-        maker = self.maker(self.config.ppo, Ranks(), {}, self.hooks)
+        maker = TargetMaker(self.config.ppo, Ranks(), {}, self.hooks)
 
         def weighted_moments(x: Tensor, keep: Tensor) -> Moments:
             weights = keep * (weights_B if x.dim() == 1 else weights_B[:, None])

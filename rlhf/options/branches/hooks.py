@@ -9,7 +9,13 @@ from rlhf.options.branches.values import step_advantages
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.prompts import PromptLoader
-from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from rlhf.phases.ppo.targets import (
+    TargetMaker,
+    Targets,
+    TargetSteps,
+    estimate_advantages,
+    replace_step,
+)
 
 
 class BranchHook(PpoHook):
@@ -22,16 +28,10 @@ class BranchHook(PpoHook):
         return self.config.ppo.value_targets is ValueTargets.monte_carlo
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps; VinePPO's estimator replaces GAE if a rollout has values of steps."""
+        """Return the steps, with VinePPO's estimator if it is switched on."""
         if not self._is_monte_carlo:
             return steps
-        by_gae = steps["estimate"]
-
-        def estimate(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-            has_values = STEP_VALUES in rollout.extras
-            return (_estimate_step_advantages if has_values else by_gae)(maker, targets, rollout)
-
-        return {**steps, "estimate": estimate}
+        return replace_step(steps, estimate_advantages, _estimate_step_advantages)
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
         """Return the rollout, with values from branches if advantages are estimated from them."""
@@ -56,7 +56,12 @@ class BranchHook(PpoHook):
 
 
 def _estimate_step_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Estimate advantages from the values of the states where steps begin (VinePPO)."""
+    """Estimate advantages from the values of the states where steps begin (VinePPO).
+
+    A rollout without these values, as of held-out prompts, has advantages by GAE.
+    """
+    if STEP_VALUES not in rollout.extras:
+        return estimate_advantages(maker, targets, rollout)
     raw = step_advantages(
         targets.scaled_rewards_BT,
         rollout.extras[STEP_VALUES],

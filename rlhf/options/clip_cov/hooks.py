@@ -23,7 +23,7 @@ class ClipCovHook(PpoHook):
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Add the step that leaves tokens out, by the advantages that the updates would use."""
-        return {**steps, "clip_cov": self._leave_out_tokens}
+        return (*steps, self._leave_out_tokens)
 
     def _leave_out_tokens(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
         """Set the advantage of drawn tokens to 0, so that no surrogate gives them a gradient.

@@ -51,7 +51,7 @@ class CorrectionHook(PpoHook):
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Add the step that weighs advantages."""
-        return {**steps, "weigh": self._weigh_advantages} if self._weighs else steps
+        return (*steps, self._weigh_advantages) if self._weighs else steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
         """Return the loss with a mask, if configured."""

@@ -65,7 +65,7 @@ class DistillationHook(PpoHook):
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps, after which each token pays for its own KL to the teacher."""
-        return {**steps, "teach": _subtract_teacher_kl}
+        return (*steps, _subtract_teacher_kl)
 
 
 def _encode_prompt(config: RunConfig, encoder: Encoder, record: Record) -> list[int]:

@@ -21,7 +21,9 @@ from rlhf.phases.ppo.targets import (
     TargetMaker,
     Targets,
     TargetSteps,
+    estimate_advantages,
     estimate_with_decoupled_lambdas,
+    replace_step,
 )
 
 
@@ -31,7 +33,7 @@ class EpisodeHook(PpoHook):
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return ``steps`` with GAE whose time step is ppo.gae_unit."""
         is_gae = self.config.ppo.advantage_estimator is AdvantageEstimator.gae
-        return {**steps, "estimate": _estimate_by_gae} if is_gae else steps
+        return replace_step(steps, estimate_advantages, _estimate_by_gae) if is_gae else steps
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:  # noqa: ARG002
         """Return the rollout with the measures of its episodes."""

@@ -11,7 +11,7 @@ from rlhf.algorithms.advantages import normalise_in_groups
 from rlhf.base.types import Rollout
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
-from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
+from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps, combine_parts, replace_step
 
 
 class GdpoHook(PpoHook):
@@ -19,7 +19,7 @@ class GdpoHook(PpoHook):
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Return the steps, which combine the rewards by GDPO."""
-        return {**steps, "combine": _combine_normalised_rewards}
+        return replace_step(steps, combine_parts, _combine_normalised_rewards)
 
 
 def _combine_normalised_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:

@@ -67,7 +67,7 @@ class PpoHook:
     # PPOTrainer calls the methods from here to ``finish_step``.
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps from scores to advantages, with steps added or replaced."""
+        """Return the steps from scores to advantages: more at the end, or with one replaced."""
         return steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:

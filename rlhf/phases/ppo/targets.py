@@ -88,7 +88,7 @@ class TargetMaker:
                 so_far = self.part_moments.get(name)
                 self.part_moments[name] = now if so_far is None else so_far + now
         if self.config.scale_reward is not ScaleReward.none:
-            combined = self._run_steps(rollout, last="combine")
+            combined = self._run_steps(rollout, last=combine_parts)
             self.moments = self._updated_moments(combined.scores_B)
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,44 +125,21 @@ class TargetMaker:
 
     def clipped_scores(self, rollout: Rollout) -> Tensor:
         """Return the scores (B,) after scaling, clipping and the penalty for a missing end."""
-        return self._run_steps(rollout, last="clip").scores_B
+        return self._run_steps(rollout, last=clip_and_penalise).scores_B
 
     def _run_steps(
-        self, rollout: Rollout, *, kl_ctl: float = 0.0, last: str | None = None
+        self, rollout: Rollout, *, kl_ctl: float = 0.0, last: TargetStep | None = None
     ) -> Targets:
-        """Run the steps up to and including ``last`` (None: all); results of later steps are 0."""
+        """Run the steps up to ``last``, or what replaces it (None: all); later results are 0."""
         is_compared = self.config.advantage_estimator in COMPARING
         compared = self.config.responses_per_prompt if is_compared else 1
         zeros_BT = torch.zeros_like(rollout.values_BT)
         none = Advantages(zeros_BT, zeros_BT)
         scores_B, of_tokens = rollout.scores_B, (zeros_BT, zeros_BT, zeros_BT, zeros_BT)
         targets = Targets(kl_ctl, compared, scores_B, *of_tokens, none, none)
-        for name, step in self.steps.items():
+        for step in self.steps if last is None else self.steps[: STEPS.index(last) + 1]:
             targets = step(self, targets, rollout)
-            if name == last:
-                break
         return targets
-
-    def advantages(self, rewards_BT: Tensor, rollout: Rollout) -> Advantages:
-        """Return advantages of token rewards; override this method to use another estimator.
-
-        The rows of one prompt are adjacent. Rewards are 0 at padding.
-        """
-        config, keep_BT = self.config, rollout.responses.keep_BT
-        group = config.responses_per_prompt
-        match config.advantage_estimator:
-            case AdvantageEstimator.gae:
-                values_BT, gamma = rollout.values_BT, config.gamma
-                estimate = partial(gae, rewards_BT, values_BT, keep_BT, gamma=gamma)
-                return estimate_with_decoupled_lambdas(estimate, keep_BT, config)
-            case AdvantageEstimator.rloo:
-                return rloo_advantages(rewards_BT, keep_BT, group_size=group)
-            case AdvantageEstimator.grpo:
-                return grpo_advantages(rewards_BT, keep_BT, group_size=group)
-            case AdvantageEstimator.dr_grpo:
-                return grpo_advantages(rewards_BT, keep_BT, group_size=group, divides=False)
-            case AdvantageEstimator.reinforce_pp:
-                return reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
 
     def _updated_moments(self, scores_B: Tensor) -> Moments | None:
         """Return the moments for scaling ``scores_B``; None until a rollout has a finite score."""
@@ -188,10 +165,10 @@ class TargetMaker:
         return moments
 
 
-def _combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Scale parts with normalise=true, and replace the scores by the weighted sum of all parts.
 
-    Parts that reward tokens are added later, by ``_make_token_rewards``.
+    Parts that reward tokens are added later, by ``make_token_rewards``.
     """
     of_tokens = _rewards_of_tokens(rollout)
     if not maker.part_moments and not of_tokens:
@@ -207,7 +184,7 @@ def _combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Ta
     return targets._replace(scores_B=combined_B)
 
 
-def _scale_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
+def scale_combined_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
     """Divide scores by their deviation, if ppo.scale_reward is set."""
     if maker.moments is None:
         return targets
@@ -216,7 +193,7 @@ def _scale_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
     return targets._replace(scores_B=scaled_B)
 
 
-def _clip_scores(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def clip_and_penalise(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Clip scores, and penalise responses that never ended."""
     config = maker.config
     clipped_B = clip_scores(
@@ -229,7 +206,7 @@ def _clip_scores(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targ
     return targets._replace(scores_B=clipped_B)
 
 
-def _make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Turn scores into token rewards, minus the KL penalty if ppo.kl_placement=reward.
 
     Rewards of tokens are added, clipped like scores.
@@ -250,7 +227,7 @@ def _make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) 
     )
 
 
-def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Scale token rewards to deviation 1, if ppo.whiten_rewards is set."""
     scaled_BT = targets.rewards_BT
     if maker.config.whiten_rewards:
@@ -259,11 +236,30 @@ def _whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> T
     return targets._replace(scaled_rewards_BT=scaled_BT)
 
 
-def _estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    return targets._replace(raw=maker.advantages(targets.scaled_rewards_BT, rollout))
+def estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+    """Estimate advantages from token rewards; the rows of one prompt are adjacent.
+
+    Another estimator takes the place of this step, see ``PpoHook.change_target_steps``.
+    """
+    config, keep_BT = maker.config, rollout.responses.keep_BT
+    rewards_BT, group = targets.scaled_rewards_BT, config.responses_per_prompt
+    match config.advantage_estimator:
+        case AdvantageEstimator.gae:
+            values_BT, gamma = rollout.values_BT, config.gamma
+            estimate = partial(gae, rewards_BT, values_BT, keep_BT, gamma=gamma)
+            raw = estimate_with_decoupled_lambdas(estimate, keep_BT, config)
+        case AdvantageEstimator.rloo:
+            raw = rloo_advantages(rewards_BT, keep_BT, group_size=group)
+        case AdvantageEstimator.grpo:
+            raw = grpo_advantages(rewards_BT, keep_BT, group_size=group)
+        case AdvantageEstimator.dr_grpo:
+            raw = grpo_advantages(rewards_BT, keep_BT, group_size=group, divides=False)
+        case AdvantageEstimator.reinforce_pp:
+            raw = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=config.gamma)
+    return targets._replace(raw=raw)
 
 
-def _subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """With ppo.kl_placement=advantage, subtract each token's KL from its own advantage.
 
     Other advantages do not change: https://thinkingmachines.ai/blog/on-policy-distillation.
@@ -275,7 +271,7 @@ def _subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> 
     return targets._replace(raw=raw._replace(advantages_BT=raw.advantages_BT - own_BT))
 
 
-def _whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
+def whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Shift and scale advantages to mean 0 and deviation 1, if configured."""
     raw, used_BT = targets.raw, targets.raw.advantages_BT
     if maker.config.whitens_advantages:
@@ -284,17 +280,23 @@ def _whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -
 
 
 TargetStep = Callable[[TargetMaker, Targets, Rollout], Targets]
-TargetSteps = Mapping[str, TargetStep]
-STEPS: TargetSteps = {
-    "combine": _combine_parts,
-    "scale": _scale_scores,
-    "clip": _clip_scores,
-    "penalise": _make_token_rewards,
-    "whiten_rewards": _whiten_rewards,
-    "estimate": _estimate_advantages,
-    "charge": _subtract_own_kl,
-    "whiten": _whiten_advantages,
-}
+TargetSteps = tuple[TargetStep, ...]
+STEPS: TargetSteps = (
+    combine_parts,
+    scale_combined_scores,
+    clip_and_penalise,
+    make_token_rewards,
+    whiten_rewards,
+    estimate_advantages,
+    subtract_own_kl,
+    whiten_advantages,
+)
+
+
+def replace_step(steps: TargetSteps, old: TargetStep, new: TargetStep) -> TargetSteps:
+    """Return ``steps`` with ``new`` in the place of ``old``, one of ``STEPS``."""
+    place = STEPS.index(old)
+    return (*steps[:place], new, *steps[place + 1 :])
 
 
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:

@@ -28,7 +28,7 @@ class Doubling(PpoHook):
             metrics = {"ppo/doubled": Mean(counted, counted)}
             return targets._replace(advantages=doubled, metrics=metrics)
 
-        return {**steps, "double": double}
+        return (*steps, double)
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
         def halved(
