@@ -107,13 +107,13 @@ $(PACKAGE): $(ENVIRONMENT) pyproject.toml lab/pyproject.toml
 	$(INSTALL) -e . -e lab
 	touch $@
 
-# Half of the pins each, side by side, since pip uses one core.
-.PHONY: odd-pins even-pins
-odd-pins even-pins:
-	$(INSTALL) --no-deps $$(awk '/==/ && NR % 2 == $(if $(findstring odd,$@),1,0)' constraints.txt)
+# A third of the pins each, side by side: pip uses one core, and torch and triton are half of it all.
+.PHONY: pins-0 pins-1 pins-2
+pins-0 pins-1 pins-2: pins-%:
+	$(INSTALL) --no-deps $$(awk '/==/ && NR % 3 == $*' constraints.txt)
 
 $(PINS): $(ENVIRONMENT)
-	$(MAKE) -j2 odd-pins even-pins
+	$(MAKE) -j3 pins-0 pins-1 pins-2
 	touch $@
 
 $(STAMP): $(PINS) pyproject.toml lab/pyproject.toml
