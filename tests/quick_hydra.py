@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,15 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, ListConfig, Node, UnionNode, ValueNode, open_dict
+from omegaconf import DictConfig, ListConfig, Node, OmegaConf, UnionNode, ValueNode, open_dict
 from omegaconf.base import Box, Metadata
 
-from rlhf.config.freeze import to_run_config
+from rlhf.config import freeze
 from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).parents[1] / "conf"
 Load = Callable[[ConfigRepository, str], ConfigResult | None]
+Merge = Callable[[DictConfig, DictConfig], DictConfig]
 
 
 def compose_quickly() -> None:
@@ -32,6 +34,7 @@ def compose_quickly() -> None:
     Those of this project have none; one would fail with an AttributeError. Half of the time of a
     composition went into files, and a quarter into names that interpolations could refer to.
     A copy of a node is one of its parts: OmegaConf makes an empty node first, and checks it.
+    The schema has the groups that were merged before, see _merge_groups_once.
     Nor does Hydra compose a command's words twice, just to find hydra.mode, if none can set it.
     """
     yaml.SafeLoader = yaml.CSafeLoader
@@ -43,17 +46,18 @@ def compose_quickly() -> None:
     omegaconf.base.parse = lru_cache(omegaconf.base.parse)  # of interpolations: some ten a config
     ConfigRepository.load_config = _load_once(ConfigRepository.load_config)  # type: ignore[method-assign]
     Hydra.get_mode = _mode_if_named(Hydra.get_mode)  # type: ignore[method-assign]
+    freeze._merge = _merge_groups_once(freeze._merge)
 
 
 def compose_once() -> RunConfig:
-    """Compose the defaults: what is composed after it, also in forks, has their files in memory."""
+    """Compose the defaults, and load them as a run does: forks have files and groups in memory."""
     other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["experiment=smoke"], return_hydra_config=True)
     GlobalHydra.instance().hydra = other
     with open_dict(config):
         del config["hydra"]
-    return to_run_config(config)
+    return freeze.to_run_config(OmegaConf.create(asdict(freeze.to_run_config(config))))
 
 
 def _load_once(load: Load) -> Load:
@@ -71,6 +75,47 @@ def _load_once(load: Load) -> Load:
         return deepcopy(loaded[key])
 
     return load_config
+
+
+def _merge_groups_once(merge: Merge) -> Merge:
+    """Return ``merge`` with a memory of merged groups of keys: most configurations change few.
+
+    A group that was merged before stands in the schema already, as it was merged.
+    """
+    merged = dict[tuple[str, Any], Node]()
+
+    def merge_rest(schema: DictConfig, cfg: DictConfig) -> DictConfig:
+        if schema is not freeze._filled_schema():
+            return merge(schema, cfg)
+        groups = {name: cfg._get_node(name) for name in freeze._group_types()}
+        keys = {name: (name, _values_in(node)) for name, node in groups.items()}
+        known = {name for name in groups if keys[name] in merged}
+        found, rest = deepcopy(schema), object.__new__(DictConfig)
+        for name in known:
+            found.__dict__["_content"][name] = node = deepcopy(merged[keys[name]])
+            node._set_parent(found)
+        rest.__dict__.update(cfg.__dict__)
+        content = cfg.__dict__["_content"].items()
+        rest.__dict__["_content"] = {name: node for name, node in content if name not in known}
+        found = merge(found, rest)
+        for name in groups.keys() - known:
+            merged[keys[name]] = deepcopy(found._get_node(name))
+        return found
+
+    return merge_rest
+
+
+def _values_in(node: Any) -> Any:
+    """Return what is in a node, with its types, as a value that can be a key."""
+    match state := node.__dict__.get("_content", node.__dict__.get("_val")):
+        case dict():
+            return tuple((name, _values_in(each)) for name, each in state.items())
+        case list():
+            return (list, *map(_values_in, state))
+        case Node():
+            return _values_in(state)
+        case _:
+            return type(state), state
 
 
 def _mode_if_named(get_mode: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,8 +10,11 @@ from tests.runs import ROOT
 COMPOSE = """
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from rlhf.base.errors import ConfigError
+from rlhf.config.freeze import merge_into_schema, to_run_config
 if sys.argv[1] == "quick":
     from tests.quick_hydra import compose_quickly
     compose_quickly()
@@ -24,6 +27,16 @@ with initialize_config_dir(sys.argv[2], version_base="1.3"):
         print(OmegaConf.to_yaml(cfg), OmegaConf.to_yaml(copy))
         print(OmegaConf.is_struct(copy), copy.ppo._get_full_key("steps"))
         print(OmegaConf.to_yaml(OmegaConf.merge(cfg, {"ppo": {"steps": 9}}), resolve=True))
+        copy.rewards = {}
+        for steps, sizes in ((7, None), (7, 2), (8, 2), (7, None), ("x", 2), (7, "y"), (7, None)):
+            copy.ppo.steps, copy.sft.batch_size = steps, sizes or cfg.sft.batch_size
+            try:
+                config = to_run_config(copy)
+            except ConfigError as error:
+                print(error)
+            else:
+                config.ppo.steps = 99  # which no later configuration must have
+                print(OmegaConf.to_yaml(merge_into_schema(copy)), replace(config, run_dir=None))
 """
 
 
@@ -40,4 +53,5 @@ def test_quick_configurations_are_those_of_hydra() -> None:
         for how in ("quick", "plain")
     )
     assert quick == plain
-    assert plain.count("steps: 7") == 3
+    assert plain.count("steps: 7") == 11, "arithmetic needs its rewards"
+    assert plain.count("ppo.steps=x: expected") == 3

@@ -305,13 +305,17 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
         ConfigError: if a value has the wrong type. OmegaConf accepts any number as true or false:
             only 0 and 1 are accepted here.
     """
+    # The filled schema would add missing groups: use it only if every group is a mapping.
+    nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
+    is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
+    return _merge(_filled_schema() if is_whole else OmegaConf.structured(RunConfig), cfg)
+
+
+def _merge(schema: DictConfig, cfg: DictConfig) -> DictConfig:
     try:
         for key in (key for key, kind in schema_types().items() if kind is bool):
             if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
                 raise ConfigError(f"{key}={value}: expected true or false")
-        # The filled schema would add missing groups: use it only if every group is a mapping.
-        is_whole = all(_is_mapping(cfg, key.split(".")) for key in _group_types())
-        schema = _filled_schema() if is_whole else OmegaConf.structured(RunConfig)
         merged = OmegaConf.merge(schema, cfg)
     except OmegaConfBaseException as error:
         raise schema_error(error) from error
@@ -319,17 +323,11 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
     return merged
 
 
-def _is_mapping(node: Any, names: Sequence[str]) -> bool:
-    """Return True if ``names`` lead from ``node`` to a mapping, through mappings only."""
-    if not isinstance(node, DictConfig) or not isinstance(node._content, dict):
-        return False
-    return not names or _is_mapping(node._content.get(names[0]), names[1:])
-
-
 @cache
 def _group_types() -> dict[str, Any]:
-    """Return the groups of keys, a group before those in it, and their dataclasses."""
-    return {key: kind for key, kind in schema_types().items() if is_dataclass(kind)}
+    """Return the top-level groups of keys and their dataclasses."""
+    types = schema_types()
+    return {key: types[key] for key in types if is_dataclass(types[key]) and "." not in key}
 
 
 @cache
