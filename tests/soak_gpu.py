@@ -122,15 +122,13 @@ def pairs(row: Row) -> set[tuple[tuple[str, str], ...]]:
 
 
 def is_possible(row: Row) -> bool:
-    """Return False for what is refused, or cannot be emulated.
+    """Return False for what is refused.
 
-    fp16 requires masters, and so stage 1; a trunk requires a family whose blocks have a name. The
-    CPU behind a pretended GPU has no softmax from fp16 to fp32, which bloom calls.
+    fp16 requires masters, and so stage 1; a trunk requires a family whose blocks have a name.
     """
     has_masters = row.get("stage", row.get("zero")) not in {"0", "stage0"}
     has_blocks = NAMED.get(row["family"].partition("-")[0], UNKNOWN).blocks is not None
-    can_be_fp16 = has_masters and row["family"] != "bloom"
-    return (can_be_fp16 or row["dtype"] != "fp16") and (has_blocks or row.get("trained") != "trunk")
+    return (has_masters or row["dtype"] != "fp16") and (has_blocks or row.get("trained") != "trunk")
 
 
 def covering(axes: Axes) -> Iterator[Row]:

@@ -549,6 +549,22 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                                       c10::dtype_or_default(dtype)));
 }
 
+// A GPU's softmax converts fp16 to fp32 on the way; a CPU's has to get fp32, and to return its slope.
+void softmax(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+  auto& input = (*stack)[stack->size() - 3];
+  if (stack->back().toBool()) input = input.toTensor().to(at::kFloat);
+  stack->back() = false;
+  run(operation, stack);
+}
+
+void softmax_slope(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+  auto own = (*stack)[stack->size() - 4].toTensor().scalar_type();
+  auto wanted = stack->back().toScalarType();
+  stack->back() = own;
+  run(operation, stack);
+  if (wanted != own) stack->back() = stack->back().toTensor().to(wanted);
+}
+
 void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
   Stack given(stack->end() - 3, stack->end());
   at::Tensor target = given[0].toTensor(), source = given[1].toTensor();
@@ -652,6 +668,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_nothing);
   m.impl("record_stream", &record_stream);
+  m.impl("_softmax", torch::CppFunction::makeFromBoxedFunction<&softmax>());
+  m.impl("_softmax_backward_data", torch::CppFunction::makeFromBoxedFunction<&softmax_slope>());
   // A GPU has a kernel for it; torch's fallback takes five operations.
   m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

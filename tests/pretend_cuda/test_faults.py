@@ -27,6 +27,20 @@ def test_it_computes_what_the_cpu_does(gpu: Gpu) -> None:
         torch.testing.assert_close(parameter.grad.cpu(), gradient)  # other kernels of products
 
 
+@pytest.mark.usefixtures("gpu")
+def test_softmax_from_fp16_to_fp32_in_one_operation() -> None:
+    """A CPU has none for both; bloom's attention calls it."""
+    half_BI = torch.randn(4, 5).half()
+    plain_BI, there_BI = (x.requires_grad_() for x in (half_BI.float(), half_BI.to("cuda")))
+    weights_I = torch.arange(5.0)
+    for x_BI in (plain_BI, there_BI):
+        shares_BI = functional.softmax(x_BI, dim=-1, dtype=torch.float32)
+        assert shares_BI.dtype is torch.float32
+        (shares_BI * weights_I.to(x_BI.device)).sum().backward()
+    assert there_BI.grad.dtype is torch.float16
+    torch.testing.assert_close(there_BI.grad.cpu(), plain_BI.grad.half())
+
+
 def test_outside_a_test_of_it_there_is_no_gpu() -> None:
     assert not torch.cuda.is_available()
     assert torch.accelerator.current_accelerator(check_available=True) is None
