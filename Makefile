@@ -40,7 +40,7 @@ every-test: $(STAMP)
 	$(PYTEST) -m "not soak"
 
 # A hundred SIGKILLs at random moments, every kind of run stopped in every phase, 150 random pairs of
-# settings stopped and resumed, a drive that fails at every file, the hashes of the weights of a run
+# settings killed and resumed, a drive that fails at every file, the hashes of the weights of a run
 # that samples beside training, hundreds of hostile inputs and 200 run folders of an attacker, planted
 # regressions that a test must find, and on a pretended GPU every pair of
 # settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100

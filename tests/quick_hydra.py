@@ -34,8 +34,8 @@ def compose_quickly() -> None:
     Those of this project have none; one would fail with an AttributeError. Half of the time of a
     composition went into files, and a quarter into names that interpolations could refer to.
     A copy of a node is one of its parts: OmegaConf makes an empty node first, and checks it.
-    The schema has the groups that were merged before, see _merge_groups_once.
-    Nor does Hydra compose a command's words twice, just to find hydra.mode, if none can set it.
+    Hydra does not compose a command's words twice, just to find hydra.mode, if none can set it.
+    Groups of keys that were merged before are not merged again, see _merge_groups_once.
     """
     yaml.SafeLoader = yaml.CSafeLoader
     defaults_list._create_interpolation_map = lambda *_: None
@@ -80,7 +80,7 @@ def _load_once(load: Load) -> Load:
 def _merge_groups_once(merge: Merge) -> Merge:
     """Return ``merge`` with a memory of merged groups of keys: most configurations change few.
 
-    A group that was merged before stands in the schema already, as it was merged.
+    A copy of what such a group became takes its place in the schema, and the rest is merged.
     """
     merged = dict[tuple[str, Any], Node]()
 

@@ -549,7 +549,8 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                                       c10::dtype_or_default(dtype)));
 }
 
-// A GPU's softmax converts fp16 to fp32 on the way; a CPU's has to get fp32, and to return its slope.
+// A GPU's softmax can read fp16 and write fp32. A CPU's cannot: its input is converted before, and
+// the gradient of its input after.
 void softmax(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
   auto& input = (*stack)[stack->size() - 3];
   if (stack->back().toBool()) input = input.toTensor().to(at::kFloat);
@@ -557,7 +558,7 @@ void softmax(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* s
   run(operation, stack);
 }
 
-void softmax_slope(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+void softmax_gradient(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
   auto own = (*stack)[stack->size() - 4].toTensor().scalar_type();
   auto wanted = stack->back().toScalarType();
   stack->back() = own;
@@ -669,7 +670,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_", &set_nothing);
   m.impl("record_stream", &record_stream);
   m.impl("_softmax", torch::CppFunction::makeFromBoxedFunction<&softmax>());
-  m.impl("_softmax_backward_data", torch::CppFunction::makeFromBoxedFunction<&softmax_slope>());
+  m.impl("_softmax_backward_data", torch::CppFunction::makeFromBoxedFunction<&softmax_gradient>());
   // A GPU has a kernel for it; torch's fallback takes five operations.
   m.impl("silu_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }

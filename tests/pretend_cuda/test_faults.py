@@ -29,7 +29,7 @@ def test_it_computes_what_the_cpu_does(gpu: Gpu) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_softmax_from_fp16_to_fp32_in_one_operation() -> None:
-    """A CPU has none for both; bloom's attention calls it."""
+    """A CPU has no such operation; bloom's attention calls it."""
     half_BI = torch.randn(4, 5).half()
     plain_BI, there_BI = (x.requires_grad_() for x in (half_BI.float(), half_BI.to("cuda")))
     weights_I = torch.arange(5.0)
