@@ -150,7 +150,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     library = request.config.stash.get(GPU_LIBRARY, None)
     if library is None:
         pytest.skip(str(missing_to_pretend()))
-    from rlhf.options import kernel_checks
+    from rlhf.kernels import kernel_checks
     from tests.pretend_cuda.torch_cuda import replace
 
     monkeypatch.setattr(kernel_checks, "_STATE", kernel_checks._State())  # as in a new process

@@ -24,7 +24,7 @@ from tests.runs import session_folder
 
 SEED, PARTS, PAIRS = 3, 3, 4
 # Options that need a GPU, another program, or a part of the score that asks one.
-ELSEWHERE = {"fused_layers", "gpu_kernels", "hybrid_engine", "vllm", "judges"}
+ELSEWHERE = {"fused_layers", "hybrid_engine", "vllm", "judges"}
 
 
 @pytest.mark.slow

@@ -14,24 +14,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from datasets import Dataset
-    from torch import Tensor, nn
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlhf.base.decoder_modules import DecoderModules
     from rlhf.base.types import (
         TokenEngine,
         TokenModel,
     )
-    from rlhf.config.choices import Dtype, Phase, RewardKind
+    from rlhf.config.choices import Phase, RewardKind
     from rlhf.config.roles import Role
     from rlhf.config.schema.keys import Unread
     from rlhf.config.schema.model import ModelConfig
     from rlhf.config.schema.rewards import RewardTerm
     from rlhf.config.schema.run import RunConfig
     from rlhf.data.collate import PairStep
-    from rlhf.engine.masters import AdamwUpdate
     from rlhf.models.language_model import Scorer
     from rlhf.models.model_uses import ModelUse
     from rlhf.models.sources import ModelSource
@@ -41,126 +38,9 @@ if TYPE_CHECKING:
     from rlhf.report.charts import RunFiles
     from rlhf.report.run_charts import ChartSection
     from rlhf.rewards.rules import ScoreFunction
-    from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
-    from rlhf.rollout.decoders.layers import AdapterOf
 
 # A function that extends a built model; the tuple has the name of a new head, if it has one.
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
-
-
-class AverageKernel(Protocol):
-    """A kernel that updates moving averages of fp32 weights stored in two 16-bit halves."""
-
-    def update_averages(
-        self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
-    ) -> None:
-        """Update averages: average += new * (weight - average), with weights in 16-bit halves."""
-
-
-class LogprobsKernel(Protocol):
-    """A kernel that computes log-probs from logits (N, V), and the gradient of the logits.
-
-    On a GPU rows may be padded to a multiple of 16 logits; the padding is overwritten.
-    """
-
-    def reduce_logits(
-        self, logits_NV: Tensor, ids_N: Tensor, *, scale: float, outs: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
-        """Write each row's log-sum-exp, entropy and logit of the token id to the three ``outs``.
-
-        The logits are multiplied by ``scale`` first.
-        """
-
-    def replace_by_gradient_(
-        self,
-        logits_NV: Tensor,
-        ids_N: Tensor,
-        *,
-        scale: float,
-        log_sums_N: Tensor,
-        slopes_N: Tensor,
-    ) -> None:
-        """Overwrite the logits with their gradient, d sum(slopes * log-probs) / d logits."""
-
-
-class DrawKernel(Protocol):
-    """A kernel that samples tokens."""
-
-    def draw(
-        self,
-        logits_NV: Tensor,
-        draws_N: Tensor,
-        *,
-        scale: float,
-        barred_N: Tensor | None,
-        end_id: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Sample tokens (N,) by inverse CDF; return them and their fp32 log-probs (N,).
-
-        ``draws_N`` are uniform random numbers. Where ``barred_N`` is True, ``end_id`` cannot be
-        sampled.
-        """
-
-
-class SoftmaxKernel(Protocol):
-    """A kernel that computes the softmax of rows, and the gradient of its inputs, in place."""
-
-    def softmax_(self, scores: Tensor) -> Tensor:
-        """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
-
-    def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-        """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
-
-
-class KernelsSeam(Protocol):
-    """``kernels``: offers kernels for one type of device, which are faster than torch's.
-
-    ``kernels_for`` of rlhf/options/__init__.py returns the kernels for a type of device, and
-    compares them with torch first. A module has only some of the functions. A function returns None
-    if there is no kernel, and may raise any error if the kernel does not run.
-    rlhf/engine/masters.py explains how two 16-bit halves store an fp32 number. Used by cpu_kernels
-    and gpu_kernels.
-    """
-
-    def summarize_kernels(self, dtype: Dtype) -> str | None:
-        """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
-
-    def adamw_kernel(
-        self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
-    ) -> AdamwUpdate | None:
-        """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
-
-    def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
-        """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
-
-    def logprobs_kernel(self, logits: Tensor) -> LogprobsKernel | None:
-        """Return the kernel that computes log-probs from ``logits``."""
-
-    def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
-        """Return the kernel that samples from ``logits``."""
-
-    def softmax_kernel(self, scores: Tensor) -> SoftmaxKernel | None:
-        """Return the kernel that computes the softmax of attention ``scores`` on a CPU."""
-
-    def build_fused_decoder(
-        self,
-        parts: DecoderModules,
-        adapter_of: AdapterOf,
-        *,
-        rows: int,
-        tokens: int,
-        dtype: torch.dtype,
-    ) -> DrawingDecoder | Decoder | None:
-        """Return a decoder built from ``parts``, for ``rows`` sequences of ``tokens`` tokens."""
-
-    def attention_kernel(
-        self, kv_cache_2RKLD: Tensor, group: int
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return a function that computes the attention of one new token per row over a KV cache.
-
-        Each key head serves ``group`` query heads. The arguments of the function are queries, keys,
-        values, a KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
-        """
 
 
 class MeasureNames(NamedTuple):

@@ -3,79 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlhf.base.seams import AverageKernel
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.options import kernels_for
+from rlhf.kernels import kernels_for
+from rlhf.kernels.interfaces import AverageKernel
+from rlhf.kernels.torch_adamw import Split
 
 CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
-
-
-class Split(NamedTuple):
-    """fp32 weights in two halves: bf16 weights, which the model uses, and the remaining 16 bits.
-
-    As integers, weights = 65536 * high + low, with low from -32768 to 32767: ``high`` is the
-    nearest bf16 number, and high and low together are exact. Ties are rounded away from zero,
-    because the usual rounding to even would also need a low of +32768.
-    """
-
-    high: Tensor  # bf16
-    low: Tensor  # int16
-
-    def join(self, out: Tensor, spare: Tensor) -> Tensor:
-        """Write the fp32 weights to ``out`` and return ``out``; ``spare`` is fp32 scratch space."""
-        out.copy_(self.high)
-        low = spare.view(torch.int32)
-        out.view(torch.int32).add_(low.copy_(self.low))
-        return out
-
-    def split(self, weights: Tensor) -> None:
-        """Store fp32 ``weights`` in high and low; the lowest bit of ``weights`` is overwritten."""
-        bits = weights.view(torch.int32)
-        self.low.copy_(bits)  # conversion to int16 keeps the low bits
-        bits.bitwise_or_(1)  # breaks ties: low bits 0x8000 must never round down
-        self.high.copy_(weights)
-
-
-class SplitState(NamedTuple):
-    """The fp32 weights of a parameter, split into two halves, and its moments; all contiguous."""
-
-    high: Tensor  # bf16
-    low: Tensor  # int16: the fp32 weight has the bits 65536 * high + low
-    first: Tensor  # AdamW's first moment; the first and second are both bf16 or both fp32
-    second: Tensor
-
-
-class AdamwScalars(NamedTuple):
-    """The scalars of step t of AdamW; the bias corrections are 1 - beta^t."""
-
-    scale: float  # factor by which gradients are multiplied first
-    lr: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
-    correction1: float
-    correction2: float
-
-
-class AdamwUpdate(Protocol):
-    """An implementation of AdamW's update on fp32 weights that are stored as ``Split``."""
-
-    def step(
-        self,
-        states: Sequence[SplitState],
-        gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
-    ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
-
-    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> float | Tensor:
-        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
 
 
 def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
@@ -90,14 +28,6 @@ def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
         exact.view(torch.int32).bitwise_or_(1)  # ties: see Split.split
         part.copy_(exact)
     return out
-
-
-def fp32_weights(shard: Tensor | Split) -> Tensor:
-    """Return the fp32 weights of ``shard``: a view if it is fp32, otherwise a copy."""
-    if isinstance(shard, Split):
-        weights = torch.empty_like(shard.high, dtype=torch.float32)
-        return shard.join(weights, torch.empty_like(weights))
-    return shard.detach().float()
 
 
 class Masters(NamedTuple):

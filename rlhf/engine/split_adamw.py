@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf.engine.masters import AdamwScalars, AdamwUpdate, Masters, Split, SplitState
+from rlhf.engine.masters import Masters
 from rlhf.engine.training_state import AdamMoments
-from rlhf.options import kernels_for
-
-# Number of weights to update at once. On a CPU they fit its cache, with gradients and moments.
-# On a GPU each update of GPU_CHUNK weights needs about 20 kernel launches and 0.1 GiB.
-CHUNK = 2**18
-GPU_CHUNK = 2**22
+from rlhf.kernels import kernels_for
+from rlhf.kernels.torch_adamw import (
+    AdamwScalars,
+    AdamwUpdate,
+    Split,
+    SplitState,
+    TorchAdamw,
+)
 
 
 class SplitAdamW:
@@ -100,49 +102,6 @@ class SplitAdamW:
         """Set the gradients to None instead of 0; the next backward pass allocates new ones."""
         for parameter in self._parameters:
             parameter.grad = None
-
-
-class TorchAdamw:
-    """AdamW and gradient norms computed by operations of torch, on any device."""
-
-    def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor | float:
-        """Return the sum of the squares of bf16 gradients; None counts as zeros."""
-        present = [each for each in gradients if each is not None]
-        if not present:
-            return 0.0
-        norms = torch._foreach_norm(present, 2, dtype=torch.float32)
-        return torch.stack(norms).double().square().sum()
-
-    def step(
-        self,
-        states: Sequence[SplitState],
-        gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
-    ) -> None:
-        """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
-        for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
-            if gradient is not None:
-                _step_in_chunks(split, gradient.reshape(-1), scalars)
-
-
-def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
-    """Update one parameter by an AdamW step, one chunk of its weights at a time."""
-    chunk = CHUNK if gradient.device.type == "cpu" else GPU_CHUNK
-    for start in range(0, gradient.numel(), chunk):
-        part = slice(start, start + chunk)
-        split = Split(state.high[part], state.low[part])
-        weights, spare = torch.empty(2, split.low.numel(), device=gradient.device)
-        split.join(weights, spare)
-        scaled = gradient[part].float().mul_(numbers.scale)
-        first, second = state.first[part].float(), state.second[part].float()  # no copy if fp32
-        first.lerp_(scaled, 1.0 - numbers.beta1)
-        second.mul_(numbers.beta2).addcmul_(scaled, scaled, value=1.0 - numbers.beta2)
-        root = (second / numbers.correction2).sqrt_().add_(numbers.eps)
-        weights.mul_(1.0 - numbers.lr * numbers.decay)
-        weights.addcdiv_(first, root, value=-numbers.lr / numbers.correction1)
-        state.first[part].copy_(first)
-        state.second[part].copy_(second)
-        split.split(weights)
 
 
 def _select_adamw(parameters: Sequence[nn.Parameter], moments: torch.dtype) -> AdamwUpdate:

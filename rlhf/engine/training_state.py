@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import TensorSlice, WeightFollower
 from rlhf.config.roles import SHARDED_WEIGHTS
-from rlhf.engine.masters import Masters, Split, fp32_weights
+from rlhf.engine.masters import Masters
+from rlhf.kernels.torch_adamw import Split, fp32_weights
 
 ReadPart = Callable[[str, slice], Tensor]  # returns a slice of the flat tensor with a given name
 AdamMoments = Mapping[str, Tensor]  # the tensors "first" and "second" of one shard

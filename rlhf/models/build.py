@@ -15,6 +15,12 @@ from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
+from rlhf.kernels.cpu.cpu_layers import (
+    MATMUL,
+    attention_for_build,
+    use_matmul_attention,
+    use_onednn_products,
+)
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import (
     Shard,
@@ -26,12 +32,6 @@ from rlhf.models.pretrained import (
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
 from rlhf.options import hooks_of
-from rlhf.options.cpu_kernels.cpu_layers import (
-    MATMUL,
-    attention_for_build,
-    use_matmul_attention,
-    use_onednn_products,
-)
 from rlhf.options.fused_layers.keys import FusedLayers
 
 if TYPE_CHECKING:

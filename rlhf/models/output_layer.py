@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.base.seams import LogprobsKernel
 from rlhf.base.types import LogprobOptions, TokenLogprobs
-from rlhf.options import kernels_for
-from rlhf.options.cpu_kernels.cpu_layers import apply_linear
+from rlhf.kernels import kernels_for
+from rlhf.kernels.cpu.cpu_layers import apply_linear
+from rlhf.kernels.interfaces import LogprobsKernel
 
 ALIGNMENT = 16  # rows of logits on a GPU start at multiples of this, so that reads are wide
 LEAST_LOG = -1e4  # replaces log 0, so that 0 log 0 = 0; its exp is 0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.kernels.cpu.cpu_layers import attention_for_build
 from rlhf.models.adapter_folders import load_adapter_config, merge_adapter
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import (
@@ -27,7 +28,6 @@ from rlhf.models.weight_files import (
     stored_tensor_dtypes,
     summarize_names,
 )
-from rlhf.options.cpu_kernels.cpu_layers import attention_for_build
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -54,7 +54,6 @@ from rlhf.options.trunk.keys import TrunkKeys
 from rlhf.options.vllm.keys import ServerKeys
 
 if TYPE_CHECKING:
-    from rlhf.base.seams import KernelsSeam
     from rlhf.config.schema.run import RunConfig
 
 
@@ -113,18 +112,7 @@ OPTIONS = (
     Option("vllm", lambda config: config.rollout.backend == "vllm_server"),
     Option("phase_store", lambda config: config.reuse.phases != "never"),
     Option("replay", lambda config: config.checkpoint.digest_every > 0),
-    Option("cpu_kernels", lambda config: config.hardware.device == "cpu"),
-    Option("gpu_kernels", lambda config: config.hardware.device == "cuda"),
 )
-
-
-@cache
-def kernels_for(device: str) -> KernelsSeam:
-    """Return the kernels for a type of device, each compared with torch before its first use."""
-    own, option = ("cuda", "gpu_kernels") if device == "cuda" else ("cpu", "cpu_kernels")
-    checked: Any = import_module(f"{__name__}.checked_kernels")
-    kernels: KernelsSeam = checked.CheckedKernels(_import_option_module(option, "kernels"), own)
-    return kernels
 
 
 def modules_of(seam: str, config: RunConfig | None = None) -> Iterator[Any]:

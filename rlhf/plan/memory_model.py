@@ -22,7 +22,7 @@ HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: all vocabulary entries (rlhf/models/output_layer.py)
 TORCH_TOKENS = 256  # without a kernel, torch copies the logits of this many tokens twice in fp32
-LONGEST = 512  # most tokens per sequence for matmul attention (cpu_kernels/cpu_layers.py)
+LONGEST = 512  # most tokens per sequence for matmul attention (rlhf/kernels/cpu/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements

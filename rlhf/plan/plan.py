@@ -36,7 +36,7 @@ EFFICIENCY = {
 }
 START_SECONDS = 4.0  # seconds on a CPU to import libraries and to warm up
 RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one example
-# Values for the compiled decode step (rlhf/options/cpu_kernels/decode.c): the share of the
+# Values for the compiled decode step (rlhf/kernels/cpu/decode.c): the share of the
 # bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
 # layer and step.
 COMPILED = {"attention": 0.35, "decode_calls": 4.0}

@@ -18,7 +18,7 @@ from rlhf.base.decoder_modules import DecoderModules, end_token_ids
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Engine, PromptBatch, Responses, copy_to_device, pad_rows
 from rlhf.config.choices import When
-from rlhf.options import kernels_for
+from rlhf.rollout.decoders.compiled import build_compiled_decoder
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -159,11 +159,11 @@ class FastRollout:
         rows = extent.rows + extent.parked
         if parts is None:
             return CacheDecoder(model, rows=rows, tokens=tokens, device=device, dtype=dtype)
-        kernels = kernels_for(parts.tokens.weight.device.type)
-        sizes = {"rows": rows, "tokens": tokens}
-        compiled = kernels.build_fused_decoder(parts, self.adapter_of, **sizes, dtype=dtype)
-        if compiled is not None:
-            return compiled
+        if parts.tokens.weight.device.type == "cpu":
+            sizes = {"rows": rows, "tokens": tokens}
+            compiled = build_compiled_decoder(parts, self.adapter_of, **sizes, dtype=dtype)
+            if compiled is not None:
+                return compiled
         if device.type == "cuda" and self.settings.cuda_graphs:
             return self._get_graph_decoder(model, parts, extent)
         return FusedDecoder(parts, self.adapter_of, rows=rows, tokens=tokens, dtype=dtype)

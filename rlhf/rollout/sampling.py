@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf.base.seams import DrawKernel
-from rlhf.options import kernels_for
+from rlhf.kernels import kernels_for
+from rlhf.kernels.interfaces import DrawKernel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

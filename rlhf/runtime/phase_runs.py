@@ -28,7 +28,7 @@ from rlhf.config.freeze import ATTEMPTS
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
-from rlhf.options.kernel_checks import replaced_kernels
+from rlhf.kernels.kernel_checks import replaced_kernels
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import (
     STATE,

@@ -36,6 +36,8 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype, set_torch_threads
 from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
+from rlhf.kernels import kernels_for
+from rlhf.kernels.kernel_checks import choose_kernels
 from rlhf.models.sources import RUN_FOLDER, config_fields
 from rlhf.models.tokenizers import (
     Tokens,
@@ -43,9 +45,8 @@ from rlhf.models.tokenizers import (
     load_or_train_tokenizer,
     load_tokenizer,
 )
-from rlhf.options import hooks_of, kernels_for, modules_of
+from rlhf.options import hooks_of, modules_of
 from rlhf.options.ahead.keys import SCRATCH
-from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.dpo import run_dpo
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts

@@ -11,14 +11,14 @@ from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype, Kernels
 from rlhf.config.roles import Role
 from rlhf.engine import masters
-from rlhf.engine.masters import fp32_weights
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.kernels.kernel_checks import choose_kernels
+from rlhf.kernels.torch_adamw import fp32_weights
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.sources import ModelSource
-from rlhf.options.kernel_checks import choose_kernels
 from tests.engine.test_torch_engine import ADAMW
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state

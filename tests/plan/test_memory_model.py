@@ -353,8 +353,8 @@ def test_what_autograd_keeps(
 
 def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     from rlhf.engine import masters
+    from rlhf.kernels.cpu import cpu_layers
     from rlhf.models import output_layer as logprobs
-    from rlhf.options.cpu_kernels import cpu_layers
     from rlhf.rollout import scheduler
 
     assert memory_model.CPU_BLOCK == logprobs.CPU_BLOCK

@@ -12,9 +12,9 @@ from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.base.errors import CapabilityError
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import find_decoder_modules
-from rlhf.options.cpu_kernels.compiled import CompiledDecoder, can_compile
 from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders import projections
+from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 from tests.rollout.decoder_checks import (

@@ -22,9 +22,9 @@ from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
+from rlhf.kernels import kernels_for
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.options import kernels_for
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
 from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder

@@ -27,7 +27,7 @@ def test_broken_kernels_change_no_number(tiny_run: Path, tmp_path: Path) -> None
     assert "kernels: none, as hardware.kernels=off" in off.stdout
     assert "torch replaces" not in off.stderr + off.stdout
 
-    launcher = ["-m", "tests.pretend_cuda", "-m", "tests.options.broken_kernels"]
+    launcher = ["-m", "tests.pretend_cuda", "-m", "tests.kernels.broken_kernels"]
     how = {"cwd": tmp_path, "PYTHONPATH": ROOT, "TRITON_INTERPRET": 1} | ON_GPU
     broken = python(*launcher, *words, "run_dir=broken", **how)
     assert broken.returncode == 0, broken.stderr

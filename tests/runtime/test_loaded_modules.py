@@ -12,7 +12,7 @@ from tests.runs import ROOT, TINY_RUN, python
 OPTION = re.compile(r"rlhf\.options\.(\w+)\.(\w+)")
 # Light modules of options that every command asks, because they say what the option needs.
 ALWAYS = {"keys", "rules", "environment_rules", "costs", "report", "critic_states"}
-ON = {"cpu_kernels", "phase_store"}
+ON = {"phase_store"}
 
 
 def modules_of_command(file: Path, *words: str) -> set[str]:

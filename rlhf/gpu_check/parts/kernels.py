@@ -23,15 +23,15 @@ from rlhf.gpu_check.rows import (
     checked_finding,
     skipped_finding,
 )
-from rlhf.options import kernels_for
-from rlhf.options.checked_kernels import (
+from rlhf.kernels import kernels_for
+from rlhf.kernels.checked import (
     SCALARS,
     compare_adamw,
     compare_attention,
     compare_logprobs,
     random_states,
 )
-from rlhf.options.kernel_checks import Pairs, replaced_kernels
+from rlhf.kernels.kernel_checks import Pairs, replaced_kernels
 
 GPU = torch.device("cuda", 0)
 REPEATS = 10

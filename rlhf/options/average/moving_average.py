@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from rlhf.engine.masters import CHUNK, Masters, Split, build_average_kernel, fp32_weights
+from rlhf.engine.masters import CHUNK, Masters, build_average_kernel
+from rlhf.kernels.torch_adamw import Split, fp32_weights
 
 
 class MovingAverage:

@@ -24,6 +24,7 @@ from rlhf.engine.devices import current_ranks, resolve_dtype
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import EngineSettings, OptimizerSettings, optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.kernels.kernel_checks import choose_kernels
 from rlhf.models.build import (
     build_scorer,
     complete_reward_model,
@@ -34,7 +35,6 @@ from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options import Backend, PpoConfig
-from rlhf.options.kernel_checks import choose_kernels
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix

@@ -11,9 +11,9 @@ from rlhf.config.choices import Dtype
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record
 from rlhf.engine.devices import TORCH_DTYPES
+from rlhf.kernels.kernel_checks import choose_kernels
 from rlhf.models.families import find_decoder_modules
 from rlhf.options import Backend
-from rlhf.options.kernel_checks import choose_kernels
 from rlhf.rollout.fast import FastRollout, FastSettings, KeptDecoder
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts

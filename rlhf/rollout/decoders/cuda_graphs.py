@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.types import copy_to_device
-from rlhf.options.kernel_checks import use_if_equal
+from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.sampling import Drawn, SamplingSettings, draw_tokens, stack_token_logprobs

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.types import copy_to_device
-from rlhf.options import kernels_for
+from rlhf.kernels import kernels_for
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockModules, DecoderModules, LowRank
-from rlhf.options.cpu_kernels.decode import Linear, Norm
-from rlhf.options.kernel_checks import use_if_equal
+from rlhf.kernels.cpu.decode import Linear, Norm
+from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
     AdaptedProjection,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlhf.base.decoder_modules import LowRank
-from rlhf.options.cpu_kernels import decode
+from rlhf.kernels.cpu import decode
 
 ROWS = 16  # oneDNN chooses its weight layout for about this many rows
 

@@ -19,10 +19,10 @@ from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import PairStep, divide_pairs_into_steps
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings, OptimizerSettings
+from rlhf.kernels.cpu import cpu_layers
 from rlhf.models.build import build_scorer
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options.cpu_kernels import cpu_layers
 from rlhf.options.ensembles.keys import CombineName
 from rlhf.options.ensembles.members import Combination, Ensemble, load_ensemble
 from rlhf.options.ensembles.trainer import EnsembleTrainer

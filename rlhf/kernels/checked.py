@@ -1,0 +1,230 @@
+"""The kernels of a device behind their comparisons with torch (kernel_checks.py).
+
+``python -m rlhf.gpu_check`` makes the same comparisons at the sizes of real models.
+
+Shapes: N = tokens, F = first tokens, which are compared, V = vocabulary, R = rows of a KV cache,
+L = its columns, K = key/value heads, G = query heads for each of them, D = head size, S = scores of
+a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf.config.choices import Dtype
+from rlhf.kernels.interfaces import AverageKernel, DrawKernel, LogprobsKernel, SoftmaxKernel
+from rlhf.kernels.kernel_checks import Pairs, are_off, use_if_equal
+from rlhf.kernels.torch_adamw import (
+    AdamwScalars,
+    AdamwUpdate,
+    Split,
+    SplitState,
+    TorchAdamw,
+    fp32_weights,
+)
+
+FEW = 32  # rows of logits, or of attention scores, that are compared
+MOST_WEIGHTS = 2**18  # weights of a parameter that the comparison of AdamW updates
+SCALE = 1.25  # factor on logits, instead of 1 / temperature
+SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
+
+
+class CheckedKernels:
+    """The kernels of a device, of which torch replaces those that are not equal to it.
+
+    ``kernels`` is the module cpu_kernels or gpu_kernels, which has only some of the functions. A
+    function returns None if there is no kernel, and may raise any error if the kernel does not run.
+    rlhf/engine/masters.py explains how two 16-bit halves store an fp32 number.
+    """
+
+    def __init__(self, kernels: ModuleType, device: str) -> None:
+        self._kernels = kernels
+        self._device = device
+
+    def summarize_kernels(self, dtype: Dtype) -> str | None:
+        """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
+        if are_off():
+            return "kernels: none, as hardware.kernels=off"
+        summarize: Callable[[Dtype], str | None] = self._load("summarize_kernels")
+        return summarize(dtype)
+
+    def adamw_kernel(
+        self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
+    ) -> AdamwUpdate | None:
+        """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
+        load, few = self._kernels.adamw_kernel, _shorten(sizes)
+        compare = partial(compare_adamw, partial(load, few, device, moments), few, device, moments)
+        return self._use("AdamW", partial(load, sizes, device, moments), compare)
+
+    def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
+        """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
+        load, few = self._load("average_kernel"), _shorten(sizes)
+        compare = partial(_compare_averages, partial(load, few, device), few, device)
+        return self._use("moving averages", partial(load, sizes, device), compare)
+
+    def logprobs_kernel(self, logits: Tensor) -> LogprobsKernel | None:
+        """Return the kernel that computes log-probs from ``logits``."""
+        load = self._kernels.logprobs_kernel
+        return self._use_on_rows("log-probs", load, compare_logprobs, logits)
+
+    def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
+        """Return the kernel that samples from ``logits``."""
+        return self._use_on_rows("sampling", self._load("draw_kernel"), _compare_draws, logits)
+
+    def softmax_kernel(self, scores: Tensor) -> SoftmaxKernel | None:
+        """Return the kernel that computes the softmax of attention ``scores`` (..., S)."""
+        return self._use_on_rows("softmax", self._load("softmax_kernel"), _compare_softmax, scores)
+
+    def attention_kernel(
+        self, kv_cache_2RKLD: Tensor, group: int
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
+        """Return a function that computes the attention of one new token per row over a KV cache.
+
+        Each key head serves ``group`` query heads. The arguments of the function are queries, keys,
+        values, a KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
+        """
+        load = partial(self._load("attention_kernel"), kv_cache_2RKLD, group)
+        compare = partial(compare_attention, kv_cache_2RKLD, group)
+        return self._use("attention over the KV cache", load, compare)
+
+    def _load(self, name: str) -> Callable[..., Any]:
+        """Return the function ``name`` of the kernels; if it is missing, one that returns None."""
+        return getattr(self._kernels, name, lambda *_, **__: None)
+
+    def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:
+        return use_if_equal(name, self._device, load, compare, **how)
+
+    def _use_on_rows(self, name: str, load: Any, compare: Any, rows: Tensor) -> Any | None:
+        """Compare a kernel that works on ``rows`` (..., width), once for each width and dtype."""
+        width = rows.shape[-1]
+        compare = partial(compare, rows=rows.view(-1, width)[:FEW])
+        return self._use(name, partial(load, rows), compare, shape=(rows.dtype, width))
+
+
+def _shorten(sizes: Sequence[int]) -> list[int]:
+    """Return the different sizes of parameters, of at most ``MOST_WEIGHTS`` weights."""
+    return sorted({min(size, MOST_WEIGHTS) for size in sizes})
+
+
+def random_states(
+    sizes: Sequence[int], device: torch.device, moments: torch.dtype
+) -> tuple[list[Any], list[Tensor]]:
+    """Return a state and a bf16 gradient for each parameter of the given sizes."""
+    states, gradients = [], []
+    for size in sizes:
+        weights, gradient, first = torch.randn(3, size, device=device)
+        high, low = torch.empty_like(weights, dtype=torch.bfloat16), weights.to(torch.int16)
+        Split(high, low).split(weights)
+        states.append(SplitState(high, low, first.to(moments), first.square().to(moments)))
+        gradients.append(gradient.bfloat16())
+    return states, gradients
+
+
+def compare_adamw(
+    load: Any, sizes: Sequence[int], device: torch.device, moments: torch.dtype, _kernel: Any
+) -> Pairs:
+    """Yield the sums of squared gradients; then weights and both moments of each parameter."""
+    states, gradients = random_states(sizes, device, moments)
+    copies = [SplitState(*(part.clone() for part in state)) for state in states]
+    scalars = [SCALARS] * len(sizes)
+    ways = [load(), TorchAdamw()]
+    squares = [torch.as_tensor(way.sum_of_squares(gradients)).double() for way in ways]
+    yield squares[0], squares[1]
+    for way, those in zip(ways, (states, copies), strict=True):
+        way.step(those, gradients, scalars)
+    for state, copy in zip(states, copies, strict=True):
+        yield fp32_weights(Split(*state[:2])), fp32_weights(Split(*copy[:2]))
+        yield from zip(state[2:], copy[2:], strict=True)
+
+
+def _compare_averages(load: Any, sizes: Sequence[int], device: torch.device, _kernel: Any) -> Pairs:
+    states, _ = random_states(sizes, device, torch.float32)
+    halves = [Split(*state[:2]) for state in states]
+    averages = [state.first for state in states]
+    expected = [x.lerp(fp32_weights(half), 0.3) for x, half in zip(averages, halves, strict=True)]
+    load().update_averages(averages, halves, 0.3)
+    return zip(averages, expected, strict=True)
+
+
+def _random_rows(rows: Tensor) -> Tensor:
+    """Return random numbers with the shape, strides, dtype and device of ``rows``."""
+    numbers = torch.empty_strided(rows.shape, rows.stride(), dtype=rows.dtype, device=rows.device)
+    return numbers.normal_(std=3)
+
+
+def compare_logprobs(kernel: Any, *, rows: Tensor, few: int = FEW) -> Pairs:
+    """Yield log-sums, entropies, logits and gradients of the first ``few`` rows."""
+    logits_NV = _random_rows(rows)
+    ids_N = torch.randint(logits_NV.shape[1], logits_NV.shape[:1], device=rows.device)
+    slopes_N = torch.randn(ids_N.shape, device=rows.device)
+    x_FV, ids_F1 = SCALE * logits_NV[:few].double(), ids_N[:few, None]
+    log_sum_F1 = x_FV.logsumexp(1, keepdim=True)
+    p_FV = (x_FV - log_sum_F1).exp()
+    entropy_F1 = log_sum_F1 - (p_FV * x_FV).sum(1, keepdim=True)
+    logit_F1 = x_FV.gather(1, ids_F1)
+    gradient_FV = p_FV.neg_().scatter_add_(1, ids_F1, torch.ones_like(logit_F1))
+
+    outs = torch.full((3, len(ids_N)), torch.nan, device=rows.device)
+    kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=tuple(outs))
+    expected = (log_sum_F1[:, 0], entropy_F1[:, 0], logit_F1[:, 0])
+    yield from zip(outs[:, :few], expected, strict=True)
+    kernel.replace_by_gradient_(
+        logits_NV, ids_N, scale=SCALE, log_sums_N=outs[0], slopes_N=slopes_N
+    )
+    yield logits_NV[:few], SCALE * slopes_N[:few, None] * gradient_FV
+
+
+def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
+    """Compare tokens that are drawn by numbers in the middle of the tokens' shares."""
+    logits_NV = _random_rows(rows)
+    p_NV = (SCALE * logits_NV.double()).softmax(1)
+    tokens_N1 = p_NV.multinomial(1)
+    ends_N1, p_N1 = p_NV.cumsum(1).gather(1, tokens_N1), p_NV.gather(1, tokens_N1)
+    draws_N = (ends_N1 - p_N1 / 2)[:, 0]
+    found_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=SCALE, barred_N=None, end_id=0)
+    return [(found_N, tokens_N1[:, 0]), (logprobs_N, p_N1.log()[:, 0])]
+
+
+def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
+    scores, slopes = _random_rows(rows), _random_rows(rows)
+    shares = scores.double().softmax(1)
+    inner = (shares * slopes.double()).sum(1, keepdim=True)
+    gradient = SCALE * shares * (slopes.double() - inner)
+    yield kernel.softmax_(scores), shares
+    yield kernel.gradient_(slopes, shares.to(slopes.dtype), scale=SCALE), gradient
+
+
+def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
+    """Return the newest token's stored keys and values, and the output, of the three rows compared.
+
+    They are the first, the middle and the last row. Afterwards the KV cache is zero again.
+    """
+    _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
+    compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device
+    heads = [group * kv_heads, kv_heads, kv_heads]
+    joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2RKLD.dtype)
+    query, key, value = torch.split(joint, heads, dim=1)  # strided, as joint products
+    positions_R = (columns - 1 + 31 * torch.arange(rows, device=device)) % columns
+    positions_R[1:][-1:] = 0  # no token before the newest
+    pairs = []
+    try:
+        for row in compared:
+            kv_cache_2RKLD[:, row].normal_()
+        found = kernel(query, key, value, kv_cache_2RKLD, positions_R)
+        for row in compared:
+            end = int(positions_R[row]) + 1
+            cache_2KLD = kv_cache_2RKLD[:, row, :, :end].double()
+            newest_2KD = torch.stack([key[row], value[row]])
+            pairs.append((kv_cache_2RKLD[:, row, :, end - 1].clone(), newest_2KD))
+            query_KGD = query[row].double().view(kv_heads, group, size)
+            weights_KGL = (query_KGD @ cache_2KLD[0].mT * size**-0.5).softmax(-1)
+            pairs.append((found[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
+    finally:
+        kv_cache_2RKLD.zero_()
+    return pairs

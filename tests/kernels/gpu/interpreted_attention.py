@@ -1,0 +1,125 @@
+"""attention_triton.py by Triton's interpreter, on a CPU; test_triton.py starts this file."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from torch.nn import functional
+from triton.runtime import interpreter
+
+from rlhf.kernels import kernels_for
+from rlhf.kernels.gpu import attention_gpu, attention_triton
+from rlhf.kernels.gpu.attention_gpu import LEAST, GpuAttention
+from tests.rollout.decoder_checks import check_rows_are_extended, tiny_model
+from tests.rollout.test_fused_decoder import family
+
+ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 2e-6}
+ROWS, COLUMNS = 8, 150
+POSITIONS = (0, 1, 31, 32, 33, 64, 65, 149)  # of a row's newest token: around the ends of chunks
+CHUNK = 32
+SMALL_BLOCK = 2**10  # bytes: several blocks for the longer rows
+
+
+@pytest.fixture(autouse=True)
+def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.9 interprets a product of bf16 numbers as one of the integers that store them."""
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def exact(operand: Any) -> Any:
+        if operand.dtype is not tl.bfloat16:
+            return operand
+        data = interpreter._convert_float(operand.data, tl.bfloat16, tl.float32, None)
+        return interpreter.TensorHandle(data.view(np.float32), tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, exact(a), exact(b), *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "size", "chunk"),
+    [
+        (torch.bfloat16, 4, 4, 16, CHUNK),
+        (torch.float32, 4, 2, 64, CHUNK),
+        (torch.bfloat16, 8, 1, 80, attention_gpu.CHUNK),
+        (torch.float16, 34, 2, 32, CHUNK),
+        (torch.float32, 1, 1, 24, LEAST),
+    ],
+)
+def test_it_is_attention_over_each_row(
+    dtype: torch.dtype, heads: int, kv_heads: int, size: int, chunk: int
+) -> None:
+    """What is behind a row's position is hostile, and stays as it was; so do other rows."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    together = normal(ROWS, heads + 2 * kv_heads, size)  # as one projection gives it
+    query, key, value = together.split([heads, kv_heads, kv_heads], dim=1)
+    memory = normal(2, ROWS + 1, kv_heads, COLUMNS, size)
+    for row, position in enumerate(POSITIONS):
+        memory[:, row, :, position:] = torch.nan
+    before, positions = memory.clone(), torch.tensor(POSITIONS)
+    block_bytes = SMALL_BLOCK if chunk < attention_gpu.CHUNK else attention_gpu.BLOCK_BYTES
+    attend = GpuAttention(attention_triton, programs=1, chunk=chunk, block_bytes=block_bytes)
+    found = attend(query, key, value, memory, positions)
+    for row, position in enumerate(POSITIONS):
+        before[:, row, :, position] = torch.stack([key[row], value[row]])
+        keys, values = before[:, row, :, : position + 1].double()
+        expected = functional.scaled_dot_product_attention(
+            query[row, :, None].double(), keys, values, enable_gqa=True
+        )
+        error = (found[row].double() - expected[:, 0]).abs().max()
+        assert error < ROUNDING[dtype] * values.abs().max(), position
+    assert torch.equal(memory.nan_to_num(9), before.nan_to_num(9))
+
+
+def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(3, 4, 16, generator=generator)
+    newest = torch.randn(2, 3, 2, 16, generator=generator)
+    memory = torch.randn(2, 3, 2, COLUMNS, 16, generator=generator)
+    positions = torch.tensor([149, 70, 20])
+    larger = torch.cat([memory, torch.full((2, 3, 2, 200, 16), torch.nan)], dim=3)
+    expected = None
+    for programs in (1, 1000):
+        attend = GpuAttention(
+            attention_triton, programs=programs, chunk=LEAST, block_bytes=SMALL_BLOCK
+        )
+        together = attend(query, *newest, memory, positions)
+        assert expected is None or torch.equal(together, expected)
+        expected = together
+        for row in range(3):
+            one = slice(row, row + 1)
+            alone = attend(query[one], *newest[:, one], larger[:, one].contiguous(), positions[one])
+            assert torch.equal(alone[0], expected[row])
+
+
+def test_a_later_block_may_have_the_largest_score() -> None:
+    query = torch.full((1, 1, 16), 4.0)
+    memory = torch.zeros(2, 1, 1, 64, 16)
+    memory[0, 0, 0, :63] = torch.linspace(-8, 8, 63)[:, None]
+    memory[1, 0, 0, :63] = torch.arange(63)[:, None]
+    zeros = torch.zeros(1, 1, 16)
+    attend = GpuAttention(attention_triton, programs=8, chunk=CHUNK, block_bytes=SMALL_BLOCK)
+    found = attend(query, zeros, zeros, memory, torch.tensor([63]))
+    expected = functional.scaled_dot_product_attention(query[:, :, None], *memory)
+    torch.testing.assert_close(found, expected[:, :, 0])
+
+
+def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Counted(GpuAttention):
+        def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+            calls.append(tensors)
+            return super().__call__(*tensors)
+
+    kernel = Counted(attention_triton, programs=64, chunk=LEAST, block_bytes=SMALL_BLOCK)
+    monkeypatch.setattr(kernels_for("cpu"), "attention_kernel", lambda *_, **__: kernel)
+    check_rows_are_extended(tiny_model("qwen3"), family)
+    assert calls
