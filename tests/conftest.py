@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
 from rlhf.config.machine_rates import cpu_rates, store_rates
+from rlhf.config.method_sources import register_methods
 from tests.fork_server import ON_GPU
 from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
 from tests.quick_hydra import compose_quickly
@@ -197,6 +198,7 @@ def compose(_composed: Composed) -> Iterator[Compose]:
         return config
 
     GlobalHydra.instance().clear()
+    register_methods()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield composed
     HydraConfig.instance().cfg = None

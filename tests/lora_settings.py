@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlhf.base.seams import Extension
+from rlhf.models.build import Extension
 from rlhf.options.lora.keys import LoraConfig, LoraExport, LoraRole
 from rlhf.options.lora.models import add_adapters
 

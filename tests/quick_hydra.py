@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, Node, OmegaConf, UnionNode, ValueN
 from omegaconf.base import Box, Metadata
 
 from rlhf.config import freeze
+from rlhf.config.method_sources import register_methods
 from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -52,6 +53,7 @@ def compose_quickly() -> None:
 def compose_once() -> RunConfig:
     """Compose the defaults, and load them as a run does: forks have files and groups in memory."""
     other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    register_methods()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", ["experiment=smoke"], return_hydra_config=True)
     GlobalHydra.instance().hydra = other

@@ -2,13 +2,16 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.config.freeze import to_run_config
-from rlhf.options import OPTIONS
+from rlhf.config.schema.run import RunConfig
+from rlhf.methods import installed_methods, methods_in_use
+from rlhf.options.ptx.rules import uses_corpus
 from tests.conftest import Compose
 from tests.crossings import (
     TOLERANCE,
@@ -20,9 +23,22 @@ from tests.crossings import (
     without_repeated_keys,
     wrong_metrics,
 )
-from tests.runs import session_folder
+from tests.runs import ROOT, session_folder
 
 SEED, PARTS, PAIRS = 3, 3, 4
+# Folders in rlhf/options, and when a run uses them.
+IN_USE: dict[str, Callable[[RunConfig], object]] = {
+    "ahead": lambda config: config.rollout.lag,
+    "average": lambda config: config.ppo.ema_beta,
+    "corrections": lambda config: config.ppo.uses_corrections,
+    "environments": lambda config: config.environment.is_used,
+    "lora": lambda config: config.lora.rank,
+    "phase_store": lambda config: config.reuse.phases != "never",
+    "ptx": uses_corpus,
+    "replay": lambda config: config.checkpoint.digest_every,
+    "rollout_log": lambda config: config.ppo.log_rollouts_every,
+    "trunk": lambda config: config.ppo.shared_trunk,
+}
 # Options that need a GPU, another program, or a part of the score that asks one.
 ELSEWHERE = {"fused_layers", "hybrid_engine", "vllm", "judges"}
 
@@ -37,7 +53,7 @@ def test_twelve_pairs(part: int, tmp_path_factory: pytest.TempPathFactory) -> No
     assert sum(line.startswith("equal") for line in answers) == PAIRS
 
 
-def test_every_option_is_crossed(compose: Compose) -> None:
+def test_every_option_and_method_is_crossed(compose: Compose) -> None:
     """Each option is switched on by a setting, and each is drawn beside all others."""
     crossed: set[str] = set()
     for setting in read_settings():
@@ -45,8 +61,11 @@ def test_every_option_is_crossed(compose: Compose) -> None:
         config = to_run_config(
             compose(["experiment=smoke", "hardware=cpu", *without_repeated_keys(words)])
         )
-        crossed |= {option.name for option in OPTIONS if option.is_on(config)}
-    assert {option.name for option in OPTIONS} - crossed == ELSEWHERE
+        crossed |= {name for name, is_on in IN_USE.items() if is_on(config)}
+        crossed |= {method.name for method in methods_in_use(config)}
+    options = {path.name for path in (ROOT / "rlhf/options").iterdir() if path.is_dir()}
+    assert options - {"__pycache__"} == IN_USE.keys() | ELSEWHERE
+    assert {*IN_USE, *(method.name for method in installed_methods())} == crossed
     pairs = draw_pairs(1)
     assert len(pairs) > 3400
     assert pairs != draw_pairs(2)

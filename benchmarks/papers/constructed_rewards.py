@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from rlhf.data.synthetic import rate_response
-from rlhf.options.biases.rewards import (
+from rlhf_lab.biases.bias_scores import (
     PromptedResponse,
     favour_format,
     favour_length,

@@ -14,7 +14,7 @@ from papers.claims import Figures, Outcome, PaperResult, Place, Verdict
 from papers.paired import number
 from papers.started_runs import run_of
 from rlhf.base.intervals import mean_with_interval, wilson_interval
-from rlhf.options.branches.critic_states import CriticState, measure_critic, score_ranked_pairs
+from rlhf_lab.branches.critic_states import CriticState, measure_critic, score_ranked_pairs
 
 CHECK = {"every": 4, "states": 256, "branches": 24, "step_tokens": 2}
 QUICK_CHECK = {"every": 2, "states": 32, "branches": 8, "step_tokens": 2}

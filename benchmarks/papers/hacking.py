@@ -1,6 +1,6 @@
 """Whether a run's metrics show that its reward is hacked, where the onset of hacking is known.
 
-A bias (rlhf/options/biases/) corrupts the gold score from step ONSET on. Detectors read only
+A bias (lab/rlhf_lab/biases/) corrupts the gold score from step ONSET on. Detectors read only
 what the run has written. A second judge of weight 0, which errs by a fixed amount for each
 response, stands for a judge that no policy was trained on.
 """

@@ -323,3 +323,12 @@ def pad_rows(
         ids_BS[row, place] = torch.tensor(ids)
         attend_BS[row, place] = True
     return ids_BS, attend_BS
+
+
+class Shown(NamedTuple):
+    """The texts of a prompt and of its response for samples.jsonl."""
+
+    prompt: str
+    response: str
+    messages: list[dict[str, str]] | None = None
+    """The messages of a response that is a conversation."""

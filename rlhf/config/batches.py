@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.config.schema.run import RunConfig
-from rlhf.options import hooks_of
+from rlhf.methods import methods_in_use
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
 
 RANKS = "hardware.nodes*hardware.ranks_per_node"
 
@@ -174,15 +177,13 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
         return min(limit for limit in (ppo.steps, passes) if limit is not None)
     epochs = Fraction(str(getattr(config, phase.value).epochs))
     steps = math.ceil(examples * epochs / per_step)
-    for further in hooks_of("rules", "num_added_steps", config):
-        steps += further(config, phase, examples=examples)
+    for method in methods_in_use(config):
+        steps += method.num_added_steps(config, phase, examples=examples)
     return steps
 
 
 def num_added_micro_batches(config: RunConfig) -> int:
     """Return the number of micro-batches of a corpus in an optimizer step of PPO's actor."""
-    if config.ppo.ptx_coef == 0 and config.data.ptx_path is None:
-        return 0
-    from rlhf.options.ptx.rules import ptx_batch_plan
+    from rlhf.options.ptx.rules import ptx_batch_plan, uses_corpus
 
-    return ptx_batch_plan(config).accumulation
+    return ptx_batch_plan(config).accumulation if uses_corpus(config) else 0

@@ -53,9 +53,7 @@ class RewardKind(StrEnum):
     exact = "exact"
     number = "number"
     json = "json"
-    bias = "bias"
     judge = "judge"
-    steps = "steps"
 
 
 Device = StrEnum("Device", "cpu cuda")

@@ -16,6 +16,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import COMMAND, FROZEN, INPUTS, read_command, read_frozen_keys
+from rlhf.methods import patterns_of_places
 from rlhf.options import Backend
 
 # Patterns of the keys that let a run execute code from models, environments and users.
@@ -24,7 +25,7 @@ CODE = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
 # Pattern of the keys that name what does not belong to the run.
 OUTSIDE = (
     r"data\.(path|eval_path|ptx_path|cache_dir|sets\..+\.path)|reward\.groups_path|environment\.id|"
-    r"(model|reward_model)\.(path|tokenizer)|ppo\.teacher_path|zero\.nvme_path|"
+    r"(model|reward_model)\.(path|tokenizer)|zero\.nvme_path|"
     r"rewards\..+\.(url|token_variable|rubric|json_schema)|rollout\.server\.(url|weights_dir)|"
     r"launcher\.(hostfile|master_addr)|tracking\.(others|entity)"
 )
@@ -54,13 +55,13 @@ def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
         yield INPUTS
     if any("${" in word for word in read_command(run_dir)):  # may read environment variables
         yield COMMAND
-    keys = read_frozen_keys(run_dir)
+    keys, outside = read_frozen_keys(run_dir), "|".join([OUTSIDE, *patterns_of_places()])
     for key, value in keys.items():
         is_cache = key == "data.cache_dir" and expand_user_path(value, key=key) == cache_folder()
         is_unread = (
             key.startswith("rollout.server.") and keys.get("rollout.backend") != Backend.vllm_server
         )
-        if value and re.fullmatch(OUTSIDE, key, re.DOTALL) and not is_cache and not is_unread:
+        if value and re.fullmatch(outside, key, re.DOTALL) and not is_cache and not is_unread:
             yield key
 
 

@@ -19,7 +19,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.schema.keys import Affects, AtResume, Unread, format_value
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import hooks_of
+from rlhf.methods import installed_methods
 
 
 class Effect(NamedTuple):
@@ -36,15 +36,15 @@ class Effect(NamedTuple):
         return self.at_resume is not AtResume.fixed
 
 
-OF_VALUE = ("bound", "limit", "is_place")  # facts of a field that its groups do not have
+OF_VALUE = ("bound", "limit", "names")  # facts of a field that its groups do not have
 
 
 @cache
 def effects_by_key() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema; groups have no entry."""
     found = dict(_iterate_effects(RunConfig, "", {}))
-    for rules in hooks_of("keys", "UNREAD"):
-        for key, rule in rules.items():
+    for method in installed_methods():
+        for key, rule in method.unread.items():
             found[key] = found[key]._replace(unread=(*found[key].unread, rule))
     return found
 

@@ -48,8 +48,10 @@ from rlhf.config.hydra_errors import (
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
+from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 
 FROZEN = "config.yaml"
+METHODS = "methods"  # in FROZEN: the package of each method that the run uses
 COMMAND = "command.txt"
 INPUTS = "inputs.json"  # the files that a run was given, see rlhf/run/results.py
 ATTEMPTS = "attempts.json"  # the ranks write it as they begin
@@ -80,9 +82,14 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
-    """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it."""
+    """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it.
+
+    It names the methods that the run uses, with their packages, and no keys of other methods.
+    """
+    used = {method.name: method.package for method in methods_in_use(config)}
+    values = drop_idle_keys(asdict(config)) | ({METHODS: used} if used else {})
     with replace_atomically(run_dir / FROZEN) as building:
-        OmegaConf.save(OmegaConf.create(asdict(config)), building)
+        OmegaConf.save(OmegaConf.create(values), building)
     remember(run_dir / FROZEN)
 
 
@@ -114,7 +121,9 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
 @lru_cache(maxsize=1)  # a rank loads its configuration again once it has locked the run
 def _load_config(path: Path, text: str) -> RunConfig:
     try:
-        return to_run_config(_parse_frozen(path, text))
+        cfg = _parse_frozen(path, text)
+        require_methods(cfg.pop(METHODS, {}))
+        return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
         raise _unreadable_error(path, str(error).partition("\n")[0]) from error
 

@@ -64,7 +64,7 @@ def has_16_bit_weights(role: Role, zero: ZeroConfig, dtype: Dtype) -> bool:
 def has_reward_model(config: RunConfig) -> bool:
     """Return True if a reward model scores responses, alone or as a part of ``rewards``."""
     if config.rewards:
-        return any(part.kind is RewardKind.model for part in config.rewards.values())
+        return any(part.kind == RewardKind.model for part in config.rewards.values())
     return config.reward_model.init is not ModelInit.gold
 
 

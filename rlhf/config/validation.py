@@ -24,12 +24,34 @@ from rlhf.config.schema.rollout import check_rollout
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import check_reward
 from rlhf.config.schema.zero import check_training_engine, check_zero
-from rlhf.options import check_exclusions, hooks_of
+from rlhf.methods import installed_methods, refuse_broken_methods
+from rlhf.options import check_exclusions
+from rlhf.options.ahead.rules import check_lag
+from rlhf.options.average.rules import check_average
+from rlhf.options.corrections.rules import check_correction
 from rlhf.options.environments.environment_rules import check_environment
+from rlhf.options.fused_layers.rules import check_fused_layers
+from rlhf.options.hybrid_engine.rules import check_hybrid_engine
+from rlhf.options.judges.rules import check_judges
+from rlhf.options.lora.rules import check_lora
+from rlhf.options.ptx.rules import check_corpus_batches
+from rlhf.options.trunk.rules import check_trunk
+
+OPTIONS_CHECKS = (
+    check_lag,
+    check_correction,
+    check_average,
+    check_trunk,
+    check_fused_layers,
+    check_lora,
+    check_judges,
+    check_hybrid_engine,
+)
 
 
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
+    refuse_broken_methods()
     texts = list(iterate_texts(asdict(config), ""))
     check_secrets(texts)
     check_control_characters(texts)
@@ -54,15 +76,16 @@ def validate(config: RunConfig) -> None:
     batch_plans(config)
     if Phase.ppo in config.phase.order:
         rollout_plan(config)
-    for check_batches in hooks_of("rules", "check_batches"):
-        check_batches(config)
+        check_corpus_batches(config)
 
 
 def check_options(config: RunConfig) -> None:
-    """Check that the options in use can be combined, and then check the rules of each option."""
+    """Check that the options in use can be combined; check the rules of options and methods."""
     check_exclusions(config)
-    for check in hooks_of("rules", "check"):
+    for check in OPTIONS_CHECKS:
         check(config)
+    for method in installed_methods():
+        method.check(config)
 
 
 def check_control_characters(texts: Iterable[tuple[str, str]]) -> None:

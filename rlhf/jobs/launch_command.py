@@ -41,6 +41,7 @@ from rlhf.config.hydra_errors import (
     refuse_words_of_other_programs,
     to_hydra_override,
 )
+from rlhf.config.method_sources import register_methods
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import refuse_secrets_in_command
@@ -53,6 +54,7 @@ from rlhf.jobs.sweep_command import (
     use_temporary_plan_folder,
 )
 from rlhf.jobs.sweep_jobs import end_with_parent
+from rlhf.methods import conf_folders
 from rlhf.run.metric_table import METRICS, OTHER_NAMES, MetricInfo
 from rlhf.runtime.rendezvous import unset_pod_variables
 
@@ -167,6 +169,7 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     refuse_words_of_other_programs(typed)
+    register_methods()
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             cfg = compose("config", typed, return_hydra_config=True)
@@ -193,6 +196,7 @@ def set_up_process() -> None:
         sys.stderr.write(f"{advice}\n")
     require_linux()
     cap_onednn_isa()
+    register_methods()
 
 
 def print_help(words: Sequence[str], conf: Path) -> None:
@@ -274,7 +278,8 @@ def _describe_keys(
 
 def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
     """Yield each option of a group, and each sweep, with the comment that begins its file."""
-    places = {path: path.relative_to(conf) for path in sorted(conf.glob("*/**/*.yaml"))}
+    folders = [conf, *conf_folders()]
+    places = {p: p.relative_to(root) for root in folders for p in sorted(root.glob("*/**/*.yaml"))}
     sweeps = sorted(conf.with_name("sweeps").glob("*.yaml"))
     for path, place in (places | {path: Path("sweep", path.name) for path in sweeps}).items():
         group, _, option = place.with_suffix("").as_posix().partition("/")

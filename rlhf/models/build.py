@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from rlhf.kernels.cpu.cpu_layers import (
     use_matmul_attention,
     use_onednn_products,
 )
+from rlhf.methods import Part, installed_methods, parts_of
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import (
     Shard,
@@ -31,13 +34,14 @@ from rlhf.models.pretrained import (
 )
 from rlhf.models.sources import ModelSource
 from rlhf.models.weight_files import require_finite_weights
-from rlhf.options import hooks_of
 from rlhf.options.fused_layers.keys import FusedLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from rlhf.base.seams import Extension
+
+# A function that extends a built model; the tuple has the name of a new head, if it has one.
+Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
 
 MOST_SHAPES = 1000  # maximum number of batch shapes (rows, padded width) to compile a layer for
 # The config fields in which model families store their dropout probabilities.
@@ -110,17 +114,38 @@ def build_scorer(
 def complete_reward_model(
     scorer: Scorer, source: ModelSource, keys: Mapping[str, Any]
 ) -> nn.Module:
-    """Return the reward model of ``source``, such as an ensemble, whose first member is ``scorer``.
+    """Return the reward model of ``source``: ``scorer``, completed by an installed method.
 
     ``keys`` are the config keys, with values, of the run that trained the reward model.
 
     Raises:
-        CheckpointError: if the folder does not hold the members that ``keys`` require.
+        CheckpointError: if the folder holds weights that no installed method reads, or a method
+            cannot complete the model.
     """
     model: nn.Module = scorer
-    for complete in hooks_of("rules", "complete_reward_model"):
-        model = complete(model, source, keys)
+    made = parts_of(Completion, (method.reward_model() for method in installed_methods()))
+    known = {"model.safetensors", "adapter_model.safetensors", *(each.file for each in made)}
+    for file in Path(source.path or "").glob("*.safetensors") if source.path is not None else ():
+        if file.name not in known and not re.fullmatch(r"model-\d+-of-\d+\.safetensors", file.name):
+            raise source.build_error(f"no installed package reads {file.name}; install its package")
+    for completion in made:
+        model = completion.complete(model, source, keys)
     return model
+
+
+class Completion(Part):
+    """How a method completes a trained reward model, from a file of weights in its folder."""
+
+    file: ClassVar[str]  # name of the file, NAME.safetensors
+
+    def complete(
+        self, scorer: nn.Module, source: ModelSource, keys: Mapping[str, Any]
+    ) -> nn.Module:
+        """Return the reward model of a run with these config ``keys``, built on ``scorer``.
+
+        Raises CheckpointError if the folder does not hold what ``keys`` require.
+        """
+        raise NotImplementedError
 
 
 def _apply_extensions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,9 +10,14 @@ from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.methods import Part, methods_in_use, parts_of
 from rlhf.models.shapes import ModelShape, shape_of
 from rlhf.models.sources import config_fields
-from rlhf.options import hooks_of
+from rlhf.options import Backend
+from rlhf.options.average.costs import with_average
+from rlhf.options.hybrid_engine.costs import with_hybrid_engine
+from rlhf.options.lora.costs import with_adapters
+from rlhf.options.trunk.costs import with_shared_trunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +91,50 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
         UnknownModelError: if the shape of a model is not known.
     """
     sources = _model_sources(config, phase)
-    for adapt in hooks_of("costs", "adapt_model_sources", config):
-        sources = adapt(config, phase, sources)
+    added = costs_of_methods(config)
     models: list[ModelUse] = []
     for role, source in sources.items():
         if role is Role.reference and models[0].is_own_reference and source == sources[Role.actor]:
             continue
         model = _build_model_use(config, source, role)
-        for adapt in hooks_of("costs", "adapt_model", config):
-            model = adapt(config, phase, model)
+        if config.ppo.ema_beta > 0:
+            model = with_average(config, model)
+        if config.ppo.shared_trunk:
+            model = with_shared_trunk(config, phase, model)
+        if config.lora.rank:
+            model = with_adapters(config, model)
+        if config.rollout.backend is Backend.hybrid_engine:
+            model = with_hybrid_engine(phase, model)
+        for costs in added:
+            model = costs.adapt_model(config, phase, model)
         models.append(model)
     return tuple(models)
+
+
+class Costs(Part):
+    """What a method adds to a plan; its own functions add nothing. No torch is imported."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:  # noqa: ARG002
+        """Return ``model`` as the method changes it in ``phase``: its trained weights or copies."""
+        return model
+
+    def added_step_seconds(
+        self,
+        config: RunConfig,  # noqa: ARG002
+        phase: Phase,  # noqa: ARG002
+        tokens: float,  # noqa: ARG002
+        seconds: Mapping[str, float],  # noqa: ARG002
+    ) -> dict[str, float]:
+        """Return the seconds per step of ``phase`` of the method's activities, by name.
+
+        ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
+        """
+        return {}
+
+
+def costs_of_methods(config: RunConfig) -> list[Costs]:
+    """Return the costs of the methods that ``config`` switches on."""
+    return parts_of(Costs, (method.costs() for method in methods_in_use(config)))
 
 
 def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, ModelConfig]]:
@@ -109,10 +148,14 @@ def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, Mod
         case Phase.dpo:
             return {Role.actor: policy, Role.reference: policy}
         case Phase.ppo:
+            reward = {Role.reward: scorer} if has_reward_model(config) else {}
+            if config.ppo.shared_trunk:  # the actor's layers are also the critic's, the reference's
+                return {Role.actor: policy, **reward}
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
             critic = {Role.critic: scorer} if has_critic else {}
-            reward = {Role.reward: scorer} if has_reward_model(config) else {}
-            return {Role.actor: policy, **critic, Role.reference: policy, **reward}
+            given = (method.reference(config, phase) for method in methods_in_use(config))
+            reference = next((source for source in given if source is not None), policy)
+            return {Role.actor: policy, **critic, Role.reference: reference, **reward}
 
 
 def _build_model_use(config: RunConfig, source: tuple[str, ModelConfig], role: Role) -> ModelUse:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,10 @@ from rlhf.data.tokens import Limit, pair_columns
 from rlhf.engine.select import AnyEngine, build_engine
 from rlhf.engine.settings import optimizer_settings
 from rlhf.engine.zero3_partition import build_parameter_placer
+from rlhf.methods import Part, classes_of, methods_in_use
 from rlhf.models.build import build_scorer, find_model_extensions, require_enough_positions
 from rlhf.models.language_model import Scorer
-from rlhf.options import RewardConfig, hooks_of
+from rlhf.options import RewardConfig
 from rlhf.phases.reward_evaluation import RewardEvaluation, measure_scores
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, reward_pairs
@@ -202,10 +203,10 @@ class PairLoss(NamedTuple):
         )
 
 
-class RewardTrainer:
+class RewardTrainer(Part):
     """A trainer that updates the reward model, one optimizer step on pairs per call.
 
-    An option's subclass may add further models to ``engines``, and their steps to ``steps``.
+    A method's subclass may add further models to ``engines``, and their steps to ``steps``.
     """
 
     unit = "pairs"  # the examples, as metrics name them
@@ -234,6 +235,11 @@ class RewardTrainer:
             wanted="reward.max_tokens",
         )
         self.engines = {"model": self.build_engine(scorer, len(steps))}
+
+    @classmethod
+    def build(cls, context: RunContext, steps: list[PairStep], _pairs: Dataset) -> Self:
+        """Return the trainer that takes ``steps``, and then its own steps on tokenised pairs."""
+        return cls(context, steps)
 
     @property
     def scorer(self) -> Scorer:
@@ -409,13 +415,12 @@ class ResponseTrainer(RewardTrainer):
 
 
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
-    """Build the trainer for tokenised ``pairs``: an option's trainer, or a ``RewardTrainer``."""
+    """Build the trainer for tokenised ``pairs``: a method's trainer, or one of the core's."""
     steps = plan_pair_steps(context, pairs, context.config.reward.epochs, "shuffle")
-    for build in hooks_of("models", "build_reward_trainer", context.config):
-        trainer: RewardTrainer = build(context, steps, pairs)
-        return trainer
     kind = RewardTrainer if context.config.reward.unpaired is None else ResponseTrainer
-    return kind(context, steps)
+    methods = methods_in_use(context.config)
+    given = classes_of(RewardTrainer, (method.reward_trainer() for method in methods))
+    return (given or [kind])[0].build(context, steps, pairs)
 
 
 def plan_pair_steps(

@@ -23,8 +23,8 @@ from rlhf.config.schema.zero import check_training_engine, check_zero
 from rlhf.config.validation import check_options, validate
 
 if TYPE_CHECKING:
-    from rlhf.base.seams import Saving
     from rlhf.plan.plan import Plan
+    from rlhf.plan.savings import Saving
 
 CHECKPOINTING = "model.gradient_checkpointing=true"
 MOST_NODES = 128  # largest hardware.nodes that is proposed

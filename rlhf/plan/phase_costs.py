@@ -84,8 +84,9 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
         # Without a reference model, DPO's policy is the reference when its adapters are off.
         if not model.trained or (scene.phase is Phase.dpo and not others):
             seconds["score"] += time_model.no_grad_pass_seconds(at, model, work)
-    for added in at.hooks("added_step_seconds"):
-        seconds |= added(scene.config, scene.phase, scene.response_tokens, seconds)
+    for costs in at.methods:
+        tokens = scene.response_tokens
+        seconds |= costs.added_step_seconds(scene.config, scene.phase, tokens, seconds)
     return PhasePlan(
         phase=scene.phase,
         micro_batch=micro,
@@ -116,8 +117,8 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
     if keeps:
         training = replace(training, moments=training.moments_with(kept))
     seconds = generation.step_seconds | training.step_seconds
-    for added in scene.at.hooks("added_step_seconds"):
-        seconds |= added(config, Phase.ppo, scene.response_tokens, seconds)
+    for costs in scene.at.methods:
+        seconds |= costs.added_step_seconds(config, Phase.ppo, scene.response_tokens, seconds)
     return replace(
         training,
         rows=generation.rows,

@@ -20,8 +20,13 @@ from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
-from rlhf.models.model_uses import ModelUse, UnknownModelError, models_in_phase
-from rlhf.options import Backend, modules_of
+from rlhf.models.model_uses import (
+    ModelUse,
+    UnknownModelError,
+    costs_of_methods,
+    models_in_phase,
+)
+from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import bytes_per_weight
 from rlhf.plan.phase_costs import plan_phase
@@ -251,7 +256,7 @@ def plan_run(
             machine=machine,
             zero=candidate.zero,
             efficiency=shares,
-            options=tuple(modules_of("costs", config)),
+            methods=tuple(costs_of_methods(config)),
         )
         scenes = [
             PhaseMemory(

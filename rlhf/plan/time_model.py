@@ -8,13 +8,12 @@ shares of the peak rates that a machine reaches.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
-from rlhf.models.model_uses import ModelUse, backward_to_forward_ratio, forward_flops
+from rlhf.models.model_uses import Costs, ModelUse, backward_to_forward_ratio, forward_flops
 from rlhf.options import ZeroConfig
 from rlhf.plan.memory_model import (
     bytes_per_weight,
@@ -65,17 +64,13 @@ class Efficiency:
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """The machine, ZeRO setting, efficiency and options for which all times are estimated."""
+    """The machine, ZeRO setting, efficiency and methods for which all times are estimated."""
 
     machine: Machine
     zero: ZeroConfig
     efficiency: Efficiency
-    options: tuple[Any, ...] = ()
-    """The modules ``costs`` of the run's options; ``CostsSeam`` describes them."""
-
-    def hooks(self, hook: str) -> Iterator[Any]:
-        """Yield the function ``hook`` of the options that have it."""
-        return (getattr(module, hook) for module in self.options if hasattr(module, hook))
+    methods: tuple[Costs, ...] = ()
+    """What the run's methods add."""
 
     def is_gathered(self, model: ModelUse) -> bool:
         """Return True if the ranks gather the weights of ``model`` from each other."""

@@ -15,6 +15,7 @@ from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
 from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain
+from rlhf.report.run_charts import report_parts
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
 TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy for it
@@ -41,8 +42,7 @@ def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric)
         if name in phases:
             lines += _policy_doubts(name, phases[name])
     if "ppo" in phases:
-        for name, onset in phases["ppo"].get("bias_onsets", {}).items():
-            lines.append(TEXTS["corrupted"].format(name=name, onset=onset))
+        lines += [line for part in report_parts() for line in part.doubts(phases)]
         lines += _reward_doubts(series, has_risen=least_score_gain(phases["ppo"]) > 0)
     return lines
 

@@ -15,7 +15,8 @@ from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_LINE
 from rlhf.base.stored_files import SAMPLE, read_json_lines
 from rlhf.config.freeze import read_frozen_keys
-from rlhf.options import yaml_of_options
+from rlhf.methods import installed_methods, read_table
+from rlhf.options import tables_of_options
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -179,6 +180,9 @@ def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 
+FILE = "panels.yaml"
+
+
 class Panel(NamedTuple):
     """The definition of a chart: title, metrics, and a label per metric if there are several."""
 
@@ -187,9 +191,15 @@ class Panel(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-TABLE = merge_tables([read_yaml_beside(__file__, "panels.yaml"), *yaml_of_options("panels.yaml")])
-# Panels by section, PPO's sections first, from the files panels.yaml here and in options. In a
-# file, a panel is the name of one metric, or maps several metrics to their labels.
+TABLE = merge_tables(
+    [
+        read_yaml_beside(__file__, FILE),
+        *tables_of_options(FILE),
+        *(read_table(method, FILE) for method in installed_methods()),
+    ]
+)
+# Panels by section, PPO's sections first, from the files panels.yaml here, in options and methods.
+# In a file, a panel is the name of one metric, or maps several metrics to their labels.
 PANELS: Mapping[str, Sequence[Panel]] = {
     title: [
         Panel(name, (metrics,))

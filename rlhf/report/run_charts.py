@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.methods import Part, installed_methods, parts_of
 from rlhf.report.charts import (
     FEWEST_JOINED,
     PANELS,
@@ -46,6 +47,23 @@ class ChartSection(NamedTuple):
     charts: Sequence[Chart | None]
     note: str = ""
     answers: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+
+
+class ReportPart(Part):
+    """What a method adds to the report of a run; its own functions add nothing."""
+
+    def sections(self, run: RunFiles) -> Sequence[ChartSection]:  # noqa: ARG002
+        """Return sections of charts, and of answers for the samples, to add to the report."""
+        return []
+
+    def doubts(self, phases: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:  # noqa: ARG002
+        """Return a line for each reason to doubt the results of ``phases``."""
+        return []
+
+
+def report_parts() -> list[ReportPart]:
+    """Return the parts of all installed methods: a run that has none of a method adds nothing."""
+    return parts_of(ReportPart, (method.report() for method in installed_methods()))
 
 
 def over_optimisation_section(run: RunFiles) -> ChartSection:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_json_lines
 from rlhf.config.freeze import read_command
-from rlhf.options import hooks_of
+from rlhf.options.rollout_log.report import rollout_sections
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import Chart, Line, RunFiles, line_chart, read_run_files
 from rlhf.report.first_screen import build_tiles, count_held_out, read_verdict
@@ -26,6 +26,7 @@ from rlhf.report.run_charts import (
     other_metric_charts,
     over_optimisation_section,
     panel_sections,
+    report_parts,
 )
 from rlhf.report.summary import (
     find_changed_answers,
@@ -67,8 +68,9 @@ def run_page(run: RunFiles) -> str:
     words = read_command(run.folder)
     first, *panels = panel_sections(run)
     sections = [first, over_optimisation_section(run), *panels]
-    for build in hooks_of("report", "chart_sections"):
-        sections += build(run)
+    sections += rollout_sections(run)
+    for part in report_parts():
+        sections += part.sections(run)
     answers = {"held-out prompts": run.samples}
     for section in sections:
         answers |= section.answers

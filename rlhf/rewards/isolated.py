@@ -17,12 +17,11 @@ from typing import Any
 from rlhf.base.errors import ConfigError, RewardError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import SECONDS_TO_START, IsolatedProcess, serve_messages
-from rlhf.base.seams import RewardsSeam
 from rlhf.config.choices import Phase, PlanMode, RewardKind
 from rlhf.config.schema.keys import LARGEST_SCORE
-from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.rewards import AnyRewardKind, RewardTerm
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import modules_of
+from rlhf.methods import Part, installed_methods, parts_of
 from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 
@@ -34,6 +33,17 @@ KINDS = {
     RewardKind.http: build_http_reward,
     **RULES,
 }
+
+
+class RewardScorer(Part):
+    """What scores responses for a method, in a process of its own, without torch."""
+
+    def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+        """Return the function that scores responses, and the names of its criteria.
+
+        Raises ConfigError, whose message begins with the key, if the part cannot be used.
+        """
+        raise NotImplementedError
 
 
 class FailureError(Exception):
@@ -171,7 +181,7 @@ def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
     if given is None:
         return
     try:
-        part = RewardTerm(**given["part"] | {"kind": RewardKind(given["part"]["kind"])})
+        part = RewardTerm(**given["part"] | {"kind": AnyRewardKind(given["part"]["kind"])})
         with translate_errors(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
             scorer, criteria = _build_scorer(part, Path(given["run_dir"] or ""))
     except RlhfError as error:
@@ -194,6 +204,10 @@ def _build_scorer(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[
     if part.kind in KINDS:
         build: Callable[[RewardTerm], ScoreFunction] = KINDS[part.kind]
         return build(part), []
-    options: Iterator[RewardsSeam] = modules_of("rewards")
-    option = next(each for each in options if each.KIND is part.kind)
-    return option.build(part, run_dir)
+    if part.kind == RewardKind.judge:
+        from rlhf.options.judges.rewards import build_judge
+
+        return build_judge(part, run_dir)
+    owners = (method for method in installed_methods() if part.kind in method.reward_kinds)
+    (scorer,) = parts_of(RewardScorer, (method.scorer() for method in owners))
+    return scorer.build(part, run_dir)

@@ -1,6 +1,6 @@
 """The table of metrics, which documents every metric that is logged.
 
-It is metrics.yaml here, and a metrics.yaml in the folder of each option that has metrics.
+It is metrics.yaml here, and in the folders of options and methods that have metrics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
-from rlhf.options import yaml_of_options
+from rlhf.methods import Method, installed_methods, read_table
+from rlhf.options import tables_of_options
+
+FILE = "metrics.yaml"
 
 
 class MetricInfo(NamedTuple):
@@ -24,7 +27,13 @@ class MetricInfo(NamedTuple):
     better: str | None = None  # "higher" or "lower"; None: neither is better
 
 
-TABLE = merge_tables([read_yaml_beside(__file__, "metrics.yaml"), *yaml_of_options("metrics.yaml")])
+TABLE = merge_tables(
+    [
+        read_yaml_beside(__file__, FILE),
+        *tables_of_options(FILE),
+        *(read_table(method, FILE) for method in installed_methods()),
+    ]
+)
 # MetricInfo raises TypeError if an entry lacks a field or has an unknown field.
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
     title: {name: MetricInfo(**entry) for name, entry in group.items()}
@@ -37,6 +46,11 @@ OTHER_NAMES: Mapping[str, str] = {
     for ours, names in read_yaml_beside(__file__, "other_metrics.yaml").items()
     for name in names
 }
+
+
+def metrics_of(method: Method) -> set[str]:
+    """Return the names of the metrics that only runs with ``method`` log."""
+    return {name for group in read_table(method, FILE).values() for name in group}
 
 
 def documented_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.safe_text import redact
-from rlhf.config.choices import RewardKind, Source
-from rlhf.config.freeze import FROZEN, read_command, read_frozen_keys
+from rlhf.config.choices import Source
+from rlhf.config.freeze import FROZEN, METHODS, read_command, read_frozen_keys
+from rlhf.methods import installed_methods
 from rlhf.run.results import finished_phases, read_inputs, read_phase_result
 
 PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
@@ -29,9 +31,6 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
-CORRUPTED = """
-- Its reward was corrupted on purpose (`kind: bias`), to study reward hacking: use it for nothing
-  else."""
 LONGEST = 100  # maximum number of characters of an example's question or prompt
 # A prompt of a single turn: the last question of a conversation is not understood alone.
 QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
@@ -84,9 +83,12 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _limits(keys: Mapping[str, Any]) -> str:
     """Return the list of what a run with these keys does not make its model fit for."""
-    kinds = [value for key, value in keys.items() if re.fullmatch(r"rewards\..+\.kind", key)]
-    found = LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
-    return found + (CORRUPTED if RewardKind.bias in kinds else "")
+    limits = LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
+    for method in installed_methods():
+        if f"{METHODS}.{method.name}" in keys:
+            (summary, *_) = str(inspect.getdoc(type(method))).splitlines()
+            limits += f"\n- It was trained with {method.name} ({method.package}). {summary}"
+    return limits
 
 
 def _settings_of_command(

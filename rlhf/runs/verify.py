@@ -252,8 +252,8 @@ def check_answers(run: CheckedRun) -> Doubts:
         return
     last = [each for each in lines if each["step"] == lines[-1]["step"]]
     last = [each for each in last if each.get("model") == "actor"]
-    compared, ppo = ["prompt", "response", "score", "kl"], run.config.ppo
-    if ppo.reference_every > 0 or ppo.teacher_path is not None:
+    compared, keys = ["prompt", "response", "score", "kl"], values_by_key(run.config)
+    if keys.get("ppo.reference_every") or keys.get("ppo.teacher_path"):
         compared.remove("kl")  # an Evaluator measures from the model that training started from
         text = "kl is to a reference that the run has not stored"
         yield Doubt("samples.jsonl", text, CheckState.unknown)

@@ -29,6 +29,7 @@ from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
 from rlhf.kernels.kernel_checks import replaced_kernels
+from rlhf.methods import methods_in_use
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.finished_phase import (
     STATE,
@@ -103,6 +104,7 @@ def describe_environment(config: RunConfig) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if is_on_gpu else read_cpu().name,
         "instructions": f"{torch.backends.cpu.get_cpu_capability()}, {usable_isa().name}",
         "threads": str(num_cores_per_rank(config.hardware)),
+        **{f"method {method.name}": method.package for method in methods_in_use(config)},
     }
 
 

@@ -1,12 +1,12 @@
-"""The records of a run: from data sets, or from an option that makes them (seam ``sources``)."""
+"""The records of a run: from data sets, or from an environment that makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from rlhf.config.choices import LossOn, Phase, TrainOn
-from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import reward_key_by_column
+from rlhf.config.schema.keys import iterate_columns
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset, learn_last_answer
@@ -17,7 +17,6 @@ from rlhf.data.splits import (
     describe_division,
     divide_over_phases,
 )
-from rlhf.options import hooks_of
 
 
 def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase, PhaseData]:
@@ -39,8 +38,8 @@ def load_phase_data(config: RunConfig, say: Callable[[str], None]) -> dict[Phase
 def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawDataset]:
     """Read the data sets of a run; ``say`` prints a line on each."""
     learns_last = config.sft.train_on is TrainOn.last or config.sft.loss_on is LossOn.all
-    keep, values = reward_key_by_column(config), values_by_key(config)
-    keep |= {values[key]: key for key in hooks_of("keys", "COLUMN", config) if values[key]}
+    keep = reward_key_by_column(config)
+    keep |= {column: key for key, column in iterate_columns(config)}
     datasets = load_datasets(
         config.data,
         seed=config.data_seed,

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source, Unpaired
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import hooks_of
+from rlhf.methods import installed_methods
+from rlhf.options.environments.keys import FailureName
 from rlhf.phases.shared.model_checks import MODEL_CHECKS
 from rlhf.rewards.isolated import check_reward_parts
-from rlhf.run.metric_table import METRICS, better_direction
+from rlhf.run.metric_table import METRICS, better_direction, metrics_of
 
 
 def check_before_start(config: RunConfig, *, finished: Container[Phase] = ()) -> None:
@@ -57,12 +57,14 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
         absent.append("prompt_variance")
     if reward.unpaired is Unpaired.scores:
         absent += ["chosen_score", "rejected_score"]
-    on = _option_measures(config)
-    off = {name for each in _option_measures() if each not in on for name in each.evaluated}
+    groups_off = () if config.environment.is_used else ("episode",)
+    off = {m for each in installed_methods() if not each.is_on(config) for m in metrics_of(each)}
     found = []
     for metric in METRICS:
         head, _, own = metric.partition("/eval_")
-        if head != phase or not own or own in absent or own.partition("/")[0] in off:
+        if head != phase or not own or own in absent or own.startswith(groups_off):
+            continue
+        if metric in off:
             continue
         found += _expand_name_placeholder(metric, config)
     return found
@@ -71,20 +73,15 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
 def _expand_name_placeholder(metric: str, config: RunConfig) -> list[str]:
     """Return ``metric``, or for GROUP/NAME the metrics with each member of the group as NAME.
 
-    The members are the rewards, or names from an option; an option that is off has none.
+    The members are the rewards, or the failures of an environment, if there is one.
     """
     group = metric.removesuffix("/NAME")
     if group == metric:
         return [metric]
-    members: dict[str, Sequence[str]] = {"parts": [*config.rewards]}
-    for option in _option_measures(config):
-        members |= option.members
+    failures = [*FailureName] if config.environment.is_used else []
+    members: dict[str, Sequence[str]] = {"parts": [*config.rewards], "episode/failures": failures}
     names = members.get(group.partition("/")[2].removeprefix("eval_"), [])
     return [f"{group}/{name}" for name in names]
-
-
-def _option_measures(config: RunConfig | None = None) -> list[MeasureNames]:
-    return list(hooks_of("keys", "MEASURES", config))
 
 
 def logged_metric_names(config: RunConfig) -> list[str]:
@@ -99,9 +96,9 @@ def result_names(config: RunConfig) -> list[str]:
     answers = ["score", "kl", "ended_share", "response_tokens", "corpus_perplexity"]
     if config.data.source is Source.synthetic:
         answers += ["gold", "exact", "exact_greedy"]
-    on = _option_measures(config)
-    answers += [name for option in on for name in option.answers]
-    whens = ["before", "after", *(time for option in on for time in option.times)]
+    if config.environment.is_used:
+        answers += ["return", "success", "turns", "truncated"]
+    whens = ["before", "after", *(["after_ema"] if config.ppo.ema_beta > 0 else [])]
     answered = [f"{name}_{when}" for name in answers for when in whens]
     own = {
         Phase.sft: ["perplexity_before", "perplexity_after"],

@@ -19,6 +19,7 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
@@ -28,6 +29,7 @@ from rlhf.config.run_dir import (
     refuse_changed_config,
     refuse_links,
 )
+from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import all_end_in_assistant, build_plain_template
@@ -38,6 +40,7 @@ from rlhf.engine.idle_threads import sleep_early_on_shared_cores
 from rlhf.engine.settings import EngineSettings
 from rlhf.kernels import kernels_for
 from rlhf.kernels.kernel_checks import choose_kernels
+from rlhf.methods import methods_in_use
 from rlhf.models.sources import RUN_FOLDER, config_fields
 from rlhf.models.tokenizers import (
     Tokens,
@@ -45,9 +48,9 @@ from rlhf.models.tokenizers import (
     load_or_train_tokenizer,
     load_tokenizer,
 )
-from rlhf.options import hooks_of, modules_of
 from rlhf.options.ahead.keys import SCRATCH
 from rlhf.phases.dpo import run_dpo
+from rlhf.phases.ppo.hooks import hook_classes
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts
 from rlhf.phases.reward import run_reward
@@ -159,8 +162,8 @@ def run_phases(
             require_data(context, unfinished)
             if Phase.ppo in unfinished:
                 try_reward_parts(context)
-                for module in modules_of("hooks", config):
-                    module.HOOK.check_data(context)
+                for hook in hook_classes(config):
+                    hook.check_data(context)
             for phase in unfinished:
                 with explain_out_of_memory(config, phase, run_dir):
                     run_phase(context, phase, RUNNERS[phase])
@@ -304,9 +307,21 @@ def create_or_load_tokenizer(
         theirs = load_or_train_tokenizer(model, key="reward_model", texts=())
         own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
         check_same_tokens(own, other, place=str(model.path))
-    for check in hooks_of("models", "check_tokenizer", config):
-        check(config, tokenizer)
+    for method in methods_in_use(config):
+        for phase in config.phase.order:
+            if (reference := method.reference(config, phase)) is not None:
+                _check_tokens_of_reference(*reference, tokenizer)
     return tokenizer
+
+
+def _check_tokens_of_reference(
+    group: str, model: ModelConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raise an error if the reference, which GROUP_path names, has other tokens than the run."""
+    key, path = f"{group}_path", str(model.path)
+    theirs = load_tokenizer(expand_user_path(path, key=key), key=key)
+    own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
+    check_same_tokens(own, other, place=path, name=key, way_out="")
 
 
 def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:

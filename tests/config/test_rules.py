@@ -177,8 +177,8 @@ def test_whitening_follows_the_estimator_unless_it_is_set(
 
 @pytest.mark.parametrize("kind", RewardKind)
 def test_each_kind_of_reward_works_with_its_keys(kind: RewardKind, compose: Compose) -> None:
-    given = [] if kind is RewardKind.model else RULE
-    if kind is RewardKind.environment:
+    given = [] if kind == RewardKind.model else RULE
+    if kind == RewardKind.environment:
         given = [*RULE, "data=environment", "environment=number_guessing"]
     part = to_hydra_override(f"rewards={{part: {{{WORKING[kind]}}}}}")
     assert to_run_config(compose([*given, part])).rewards["part"].kind is kind

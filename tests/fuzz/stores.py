@@ -24,17 +24,17 @@ from rlhf.jobs.search import JOURNAL, open_study
 from rlhf.jobs.search_command import Search, StudyConfig
 from rlhf.models.build import build_scorer
 from rlhf.models.sources import ModelSource
-from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import (
+from rlhf.options.phase_store.__main__ import main
+from rlhf.options.phase_store.phase_store import PhaseStore
+from rlhf.run.finished_phase import NOT_LISTED, finish_phase, iterate_metrics, link_phase
+from rlhf_lab.ensembles import CombineName
+from rlhf_lab.ensembles.members import (
     MEMBERS_FILE,
     Combination,
     build_members,
     load_ensemble,
     save_members,
 )
-from rlhf.options.phase_store.__main__ import main
-from rlhf.options.phase_store.phase_store import PhaseStore
-from rlhf.run.finished_phase import NOT_LISTED, finish_phase, iterate_metrics, link_phase
 from tests.fuzz.case import Case
 from tests.fuzz.mutations import mutate
 from tests.models_on_disk import small_tokenizer, some_ids

@@ -11,9 +11,9 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.models.shapes import FAMILIES, shape_of
-from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import build_members
 from rlhf.options.trunk.shared_trunk import SharedTrunk
+from rlhf_lab.ensembles import CombineName
+from rlhf_lab.ensembles.members import build_members
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer

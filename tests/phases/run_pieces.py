@@ -17,7 +17,6 @@ from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings
 from rlhf.models.tokenizers import load_tokenizer
-from rlhf.options.branches.critic_states import CriticState
 from rlhf.phases import dpo
 from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
@@ -25,6 +24,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import Console
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
+from rlhf_lab.branches.critic_states import CriticState
 from tests.conftest import Compose
 from tests.models_on_disk import save_models
 from tests.plain_engine import TrainingEngine

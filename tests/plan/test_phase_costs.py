@@ -13,8 +13,8 @@ from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.models.model_uses import models_in_phase
-from rlhf.options import Backend, modules_of
+from rlhf.models.model_uses import costs_of_methods, models_in_phase
+from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
 from rlhf.plan.phase_costs import bytes_outside_steps, cuda_graph_bytes, plan_phase
 from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
@@ -34,7 +34,7 @@ def scene(config: RunConfig, phase: Phase, *, steps: int | None = 1) -> PhaseMem
         machine=machine_of(config.hardware),
         zero=config.zero,
         efficiency=EFFICIENCY[config.hardware.device],
-        options=tuple(modules_of("costs", config)),
+        methods=tuple(costs_of_methods(config)),
     )
     load = replace(assume_loads(config)[phase], steps=steps)
     models = models_in_phase(config, phase)

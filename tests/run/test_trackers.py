@@ -16,10 +16,10 @@ from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.schema.run import AlarmsConfig, RunConfig, TrackingConfig
 from rlhf.options import Backend
-from rlhf.options.branches.critic_states import CriticState
 from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Token, Tracker
 from rlhf.run.trackers import FileTracker, IsolatedTracker, Trackers, build_tracker
+from rlhf_lab.branches.critic_states import CriticState
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
 TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]

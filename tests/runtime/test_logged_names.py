@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # Logged by DeepSpeed's Hybrid Engine only, which needs a GPU (tests/options/hybrid_engine).
 ON_GPUS = {"rollout/accelerated_layers"}
 # Logged by ppo.critic_check, except for what a run as small as these cannot tell
-# (tests/options/branches/test_critic_states.py, tests/options/branches/test_critic_check.py).
+# (tests/lab/branches/test_critic_states.py, tests/lab/branches/test_critic_check.py).
 MEASURES = ("error", "bias", "explained_variance", "slope", "ranking")
 OF_CHECKS = {"time/critic_check_seconds", *(f"ppo/critic_{measure}" for measure in MEASURES)}
 

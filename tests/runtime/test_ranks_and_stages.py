@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.stored_files import read_json_lines
-from rlhf.options.branches.critic_states import CriticState
-from rlhf.options.branches.keys import LOG as CRITIC
-from rlhf.options.branches.report import CRITIC_STATE
+from rlhf_lab.branches.critic_states import CriticState
+from rlhf_lab.branches.true_value_charts import CRITIC_STATE
 from tests.runs import ROOT, TINY_RUN, finished, launch, metrics, python, soaked
 
 pytestmark = pytest.mark.slow
@@ -87,7 +86,11 @@ def first_responses(run_dir: Path) -> list[tuple[str, str]]:
 def assert_first_critic_states(run_dir: Path, plain: Path) -> None:
     """States of the first step's check and their true values are equal up to rounding."""
     found, expected = (
-        [each for each in read_json_lines(folder / CRITIC, CRITIC_STATE) if each["step"] == 1]
+        [
+            each
+            for each in read_json_lines(folder / "critic.jsonl", CRITIC_STATE)
+            if each["step"] == 1
+        ]
         for folder in (run_dir, plain)
     )
     assert len(expected) > 4

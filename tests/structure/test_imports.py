@@ -1,7 +1,6 @@
 """The import graph and the names of the package: short paths, no circles, no name used twice."""
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -76,13 +75,13 @@ def file_names(paths: Iterable[str]) -> list[str]:
     ]
 
 
-# Modules that several options have, and the core looks up by their name.
-SEAMS = set(re.findall(r'"""``(\w+)``', (ROOT / "rlhf/base/seams.py").read_text()))
+# Modules that several options have, for the same purpose.
+OF_OPTIONS = {"keys", "rules", "costs", "hooks"}
 
 
 def plugs_in(path: str) -> bool:
-    """The file is an option's module for a seam, whose names are those of the seam."""
-    return path.startswith("rlhf/options/") and Path(path).stem in SEAMS
+    """The file is a module that several options have."""
+    return path.startswith("rlhf/options/") and Path(path).stem in OF_OPTIONS
 
 
 def is_group(name: str) -> bool:

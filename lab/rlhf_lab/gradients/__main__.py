@@ -31,6 +31,8 @@ from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
+from rlhf_lab.clip_cov import ClipCovKeys
+from rlhf_lab.gdpo import GdpoKeys
 from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
 from rlhf_lab.gradients.expected import PROMPTS, Method, TinyStep, TinyTask
 
@@ -72,13 +74,14 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
     """
     if Phase.ppo not in config.phase.order:
         raise ConfigError("phase.order has no ppo: only PPO's gradient is examined; use phase=ppo")
+    ratio = ClipCovKeys.of(config).clip_cov_ratio
     broken = {
         f"environment.kind={config.environment.kind}: the task has no turns; use "
         "environment=none for this command": config.environment.is_used,
         "ppo.gdpo=true: the task has one reward, so none are normalised and added; use "
-        "ppo.gdpo=false for this command": config.ppo.gdpo,
-        f"ppo.clip_cov_ratio={config.ppo.clip_cov_ratio}: draws tokens at random, and one draw is "
-        "no expectation; use ppo.clip_cov_ratio=0 for this command": config.ppo.clip_cov_ratio > 0,
+        "ppo.gdpo=false for this command": GdpoKeys.of(config).gdpo,
+        f"ppo.clip_cov_ratio={ratio}: draws tokens at random, and one draw is "
+        "no expectation; use ppo.clip_cov_ratio=0 for this command": ratio > 0,
     }
     refuse_broken_rule(broken)
     method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source, Template
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, BETWEEN_0_AND_1, NO_PHASE, key, needs
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    BETWEEN_0_AND_1,
+    NO_PHASE,
+    Names,
+    key,
+    needs,
+)
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 class DatasetConfig:
     """Keys of one of the datasets in data.sets, which are blended."""
 
-    path: str = key(is_place=True)
+    path: str = key(names=Names.place)
     """File, folder or hub id of the dataset."""
     subset: str | None = None
     """Configuration name of the hub dataset; null: the dataset's default."""
@@ -47,11 +55,11 @@ class DataKeys:
 
     source: Source
     """synthetic: the generated task; local: files or folders; hub: Hugging Face datasets."""
-    path: Any = key(is_place=True)
+    path: Any = key(names=Names.place)
     """File, folder or hub id; a list blends several. null if data is generated or named in sets."""
     sets: dict[str, DatasetConfig] = key(unread=GENERATED)
     """Datasets to blend, each under a name; requires path=null."""
-    eval_path: Any = key(unread=GENERATED, is_place=True)
+    eval_path: Any = key(unread=GENERATED, names=Names.place)
     """Held-out examples, one entry per entry of path; null: the data's own, or a share of path."""
     eval_share: float = key(BETWEEN_0_AND_1)
     """Share of each phase's examples to hold out if the data has no held-out examples."""
@@ -77,7 +85,7 @@ class DataKeys:
     """plain: Human and Assistant; chat: the tokenizer's template; auto: chat if there is one."""
     bucket_by_length: bool
     """Put sequences of similar length into one micro-batch, which reduces padding."""
-    cache_dir: str = key(affects=NO_PHASE, is_inherited=False, is_place=True)
+    cache_dir: str = key(affects=NO_PHASE, is_inherited=False, names=Names.place)
     """Folder that keeps tokenised data between runs."""
 
 

@@ -6,9 +6,10 @@ A field without ``affects``, ``at_resume``, ``is_inherited`` or ``unread`` has i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, field, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -102,6 +103,13 @@ def needs(key: str, *values: str, fix: str = "") -> Unread:
     return Unread((key,), is_unread, fix or f"use {{key}}={' or '.join(values)}")
 
 
+class Names(StrEnum):
+    """What a key names."""
+
+    place = "place"  # files or folders; a run stores their whole paths
+    column = "column"  # a column of the data that PPO reads
+
+
 class LossLimit(NamedTuple):
     """A limit on the tokens, or weights, that a loss learns from, which biases its gradient."""
 
@@ -118,18 +126,19 @@ def key(
     is_inherited: bool | None = None,
     unread: Sequence[Unread] | None = None,
     limit: LossLimit | None = None,
-    is_place: bool | None = None,
+    names: Names | None = None,
 ) -> Any:
     """Return a dataclass field for a key or a group of keys.
 
     Args:
         bound: rule for the number; null passes if the field's type allows it.
+        default: default value, or the class of a group of keys that all have defaults.
         affects: phases whose own work reads the key; later phases change through their inputs.
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
         unread: rules for when the key has no effect; () for a key of a group that has rules.
         limit: what the key limits in a loss, for ``rlhf_lab.gradients``.
-        is_place: whether the key names files or folders; a run stores their whole paths.
+        names: what the value of the key names.
     """
     if affects is NO_PHASE and at_resume is None:
         at_resume = AtResume.free
@@ -140,11 +149,12 @@ def key(
         "is_inherited": is_inherited,
         "unread": unread,
         "limit": limit,
-        "is_place": is_place,
+        "names": names,
     }
-    return field(
-        default=default, metadata={name: fact for name, fact in facts.items() if fact is not None}
-    )
+    metadata = {name: fact for name, fact in facts.items() if fact is not None}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def check_bounds(config: Any) -> None:
@@ -170,12 +180,22 @@ def _iterate_bounds(config: Any, prefix: str = "") -> Iterator[tuple[str, Bound,
                     yield from _iterate_bounds(one, f"{name}.{entry}.")
 
 
+def iterate_columns(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each dotted key in ``config``, a schema dataclass, that names a column; the name."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.metadata.get("names") is Names.column and value is not None:
+            yield prefix + field.name, value
+        elif is_dataclass(value):
+            yield from iterate_columns(value, f"{prefix}{field.name}.")
+
+
 def store_whole_paths(config: Any) -> Any:
     """Return ``config``, a schema dataclass, with whole paths in the keys that name a place."""
     changes: dict[str, Any] = {}
     for each in fields(config):
         value = getattr(config, each.name)
-        if "is_place" in each.metadata:
+        if each.metadata.get("names") is Names.place:
             changes[each.name] = whole_path(value)
         elif is_dataclass(value):
             changes[each.name] = store_whole_paths(value)

@@ -16,6 +16,7 @@ from rlhf.config.schema.keys import (
     FROM_0_BELOW_1,
     NO_PHASE,
     AtResume,
+    Names,
     Unread,
     key,
     needs,
@@ -56,11 +57,11 @@ class ModelConfig:
     init: ModelInit
     """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT
     model, and gold: no reward model, but the judge of the synthetic task."""
-    path: str | None = key(unread=[PRETRAINED], is_place=True)
+    path: str | None = key(unread=[PRETRAINED], names=Names.place)
     """Hugging Face model folder or hub id; null if init is not pretrained."""
     revision: str | None = key(unread=[PRETRAINED])
     """Hub revision of path; null: the newest."""
-    tokenizer: str | None = key(unread=[OWN], is_place=True)
+    tokenizer: str | None = key(unread=[OWN], names=Names.place)
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
     end_token: str | None = key(unread=[OWN])
     """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens

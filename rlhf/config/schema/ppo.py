@@ -64,6 +64,7 @@ CISPO_HIGH = Unread(
 FIXED_SCALE = needs("scale_reward", "reference")
 SHIFTED = needs("scale_reward_shift", "true")
 CRITIC = needs("advantage_estimator", "gae")
+SEPARATE = needs("shared_trunk", "false")
 VALUE_LOSS = needs("value_coef", fix="use {key}=1")
 BOTH_LAMBDAS = Unread(
     ("lam_critic", "lam_length_alpha"),
@@ -182,29 +183,29 @@ class PpoKeys(AdamWConfig):
     """KL to the reference, nats per sequence, above which the phase ends; null: never."""
     lr_guard_kl: float | None = key(ABOVE_0)
     """KL(old || new), nats per token, above which the actor's learning rate falls; null: none."""
-    align_overflow: bool = key(unread=[CRITIC, OVERFLOWS])
+    align_overflow: bool = key(unread=[CRITIC, OVERFLOWS, SEPARATE])
     """Skip the optimizer step of actor and critic if the fp16 gradients of either overflow."""
     actor_dropout: float = key(FROM_0_BELOW_1)
     """Dropout probability in the actor's updates; rollouts are always scored without dropout."""
-    critic_dropout: float = key(FROM_0_BELOW_1, unread=[CRITIC])
+    critic_dropout: float = key(FROM_0_BELOW_1, unread=[CRITIC, SEPARATE])
     """Dropout probability in the critic's updates."""
     actor_lr: float = key(ABOVE_0)
     """Peak learning rate of the actor."""
     min_lr_ratio: float = key(FROM_0_TO_1, unread=[FALLING_RATES])
     """Final learning rate (inverse_sqrt: lowest) as a share of the peak; unused by constant."""
-    critic_lr: float = key(ABOVE_0, unread=[CRITIC])
+    critic_lr: float = key(ABOVE_0, unread=[CRITIC, SEPARATE])
     """Peak learning rate of the critic."""
-    critic_lr_schedule: LrSchedule | None = key(unread=[CRITIC])
+    critic_lr_schedule: LrSchedule | None = key(unread=[CRITIC, SEPARATE])
     """Learning-rate schedule of the critic; null: lr_schedule."""
-    critic_min_lr_ratio: float | None = key(FROM_0_TO_1, unread=[CRITIC, FALLING_CRITIC])
+    critic_min_lr_ratio: float | None = key(FROM_0_TO_1, unread=[CRITIC, FALLING_CRITIC, SEPARATE])
     """Final learning rate of the critic as a share of its peak; null: min_lr_ratio."""
-    critic_warmup_steps: int | None = key(AT_LEAST_0, unread=[CRITIC])
+    critic_warmup_steps: int | None = key(AT_LEAST_0, unread=[CRITIC, SEPARATE])
     """Warm-up of the critic in optimizer steps; null: warmup_steps."""
-    critic_weight_decay: float | None = key(AT_LEAST_0, unread=[CRITIC])
+    critic_weight_decay: float | None = key(AT_LEAST_0, unread=[CRITIC, SEPARATE])
     """Weight decay of the critic; null: weight_decay."""
-    critic_beta1: float | None = key(FROM_0_BELOW_1, unread=[CRITIC])
+    critic_beta1: float | None = key(FROM_0_BELOW_1, unread=[CRITIC, SEPARATE])
     """beta1 of the critic; null: beta1."""
-    critic_beta2: float | None = key(FROM_0_BELOW_1, unread=[CRITIC])
+    critic_beta2: float | None = key(FROM_0_BELOW_1, unread=[CRITIC, SEPARATE])
     """beta2 of the critic; null: beta2."""
     eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer in each evaluation; data=synthetic has 700."""

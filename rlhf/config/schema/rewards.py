@@ -4,28 +4,45 @@ from __future__ import annotations
 
 import re
 from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.roles import has_reward_model
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_ALL, OF_PROCESSES, SCORE, SECONDS, key
-from rlhf.options import RewardTermOptions, hooks_of
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    OF_ALL,
+    OF_PROCESSES,
+    SCORE,
+    SECONDS,
+    Names,
+    key,
+)
+from rlhf.methods import REWARDS, add_keys_of_methods, installed_methods
+from rlhf.options import RewardTermOptions
+from rlhf.options.judges.keys import READ_BY_JUDGES
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
+
+    AnyRewardKind = RewardKind
+else:  # also the kinds of installed methods
+    OF_METHODS = [kind for method in installed_methods() for kind in method.reward_kinds]
+    AnyRewardKind = StrEnum("RewardKind", {kind: kind for kind in [*RewardKind, *OF_METHODS]})
 
 
 @dataclass(kw_only=True)
 class RewardTermKeys:
     """Keys of one part of the score whose kind is the core's."""
 
-    kind: RewardKind
-    """model, gold, function, steps, http, judge, bias, or a rule (length, stop, pattern, exact,
-    number, json)."""
+    kind: AnyRewardKind
+    """model, gold, function, http, judge, a rule (length, stop, pattern, exact, number, json), or a
+    kind of an installed method."""
     weight: float = key(SCORE, default=1.0)
-    """Factor of this part in the sum; the strength of a bias."""
+    """Factor of this part in the sum."""
     normalise: bool = False
     """Subtract the mean and divide by the deviation of all rollouts so far, before weighting."""
     columns: list[str] = field(default_factory=list)
@@ -35,10 +52,9 @@ class RewardTermKeys:
     fallback: float | None = key(SCORE, default=None)
     """Score of a response that the part failed to score; null: the run ends."""
     function: str | None = None
-    """kind=function or steps: MODULE:FUNCTION, called as f(prompts, responses, **columns); with
-    kind=steps each step is a response to the prompt and the steps before it."""
+    """kind=function: MODULE:FUNCTION, called as f(prompts, responses, **columns)."""
     run_code: bool = False
-    """kind=function or steps: agree to run this function's code."""
+    """kind=function: agree to run this function's code."""
     sealed: str | None = None
     """kind=function, weight=0: auto, or the hash of code and files that the judge must have."""
     files: list[str] = field(default_factory=list)
@@ -54,12 +70,10 @@ class RewardTermKeys:
     retries: int = key(AT_LEAST_0, default=2)
     """kind=http or judge: further attempts after an error 5xx or a lost connection."""
     pattern: str | None = None
-    """kind=pattern: regular expression; the score is 1 where it is found. kind=bias with
-    bias=token: the expression whose occurrences are favoured. kind=steps: a step ends where the
-    expression ends."""
+    """kind=pattern: regular expression; the score is 1 where it is found."""
     whole: bool = False
     """kind=pattern: the expression must match the whole response."""
-    json_schema: str | None = key(default=None, is_place=True)
+    json_schema: str | None = key(default=None, names=Names.place)
     """kind=json: file of the JSON schema of a response; null: any JSON."""
     least: int = key(AT_LEAST_0, default=0)
     """kind=length: fewest response tokens with the full score."""
@@ -69,6 +83,7 @@ class RewardTermKeys:
     """kind=length: tokens outside of least and most over which the score falls to 0."""
 
 
+@add_keys_of_methods(REWARDS)
 @dataclass(kw_only=True)
 class RewardTerm(RewardTermOptions, RewardTermKeys):
     """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
@@ -88,9 +103,9 @@ READ = {
     RewardKind.exact: (*OF_PROCESSES, "columns*"),
     RewardKind.number: (*OF_PROCESSES, "columns*"),
     RewardKind.json: (*OF_PROCESSES, "json_schema"),
+    RewardKind.judge: READ_BY_JUDGES,
+    **{kind: keys for method in installed_methods() for kind, keys in method.reward_kinds.items()},
 }
-for of_option in hooks_of("keys", "REWARDS"):
-    READ |= of_option
 
 
 def check_rewards(config: RunConfig) -> None:
@@ -150,7 +165,7 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
             kind in (RewardKind.exact, RewardKind.number) and len(columns) != 1
         ),
         f"{key}: kind=length needs least or most, in response tokens": (
-            kind is RewardKind.length and part.most is None and part.least == 0
+            kind == RewardKind.length and part.most is None and part.least == 0
         ),
         f"{key}.most={part.most}: must be {key}.least={part.least} or more": (
             part.most is not None and part.most < part.least

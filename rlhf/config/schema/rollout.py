@@ -37,6 +37,11 @@ SHARDED = Unread(
 )
 GPU = needs("hardware.device", "cuda", fix="use a GPU profile of hardware")
 GRAPHS = needs("cuda_graphs", "true")
+NO_REUSE = [
+    Unread(("lag",), bool, "use {key}=0"),
+    needs("ppo.rollout_correction", "none"),
+    Unread(("lora.dropout", "lora.rank"), lambda dropout, rank: dropout * rank > 0, "use {key}=0"),
+]
 
 
 @dataclass(kw_only=True)
@@ -66,7 +71,7 @@ class RolloutKeys:
     reuse_logprobs: When = key(affects=ONLY_PPO, unread=[MEASURES])
     """Train on the rollout's log-probs; auto: while they agree with training. backend=fast only."""
     max_logprob_mismatch: float = key(
-        AT_LEAST_0, affects=ONLY_PPO, unread=[MEASURES, REUSE_DEPENDS, NO_DROPOUT]
+        AT_LEAST_0, affects=ONLY_PPO, unread=[MEASURES, REUSE_DEPENDS, NO_DROPOUT, *NO_REUSE]
     )
     """Largest mean difference, in nats per token, at which reuse_logprobs=auto reuses log-probs."""
     gather_weights: When = key(unread=[FAST, SHARDED])

@@ -21,6 +21,7 @@ from rlhf.config.schema.keys import (
     PORT,
     SECONDS,
     AtResume,
+    Names,
     Unread,
     always_affects,
     key,
@@ -91,7 +92,7 @@ class LauncherConfig:
 
     dry_run: bool
     """Print the command that would start the ranks, then stop."""
-    hostfile: str | None = key(is_place=True)
+    hostfile: str | None = key(names=Names.place)
     """File of nodes and slots for DeepSpeed; null: this node, or the SLURM job's nodes."""
     master_addr: str | None
     """Address of the first node; null: found automatically."""

@@ -24,6 +24,7 @@ from rlhf.config.schema.keys import (
     FROM_0_TO_1,
     ROWS,
     AtResume,
+    Names,
     Unread,
     key,
     needs,
@@ -126,7 +127,7 @@ class RewardKeys(PairsConfig):
     single responses with a score."""
     group_pairs: bool = key(unread=[OF_PAIRS])
     """Keep all pairs of one prompt in one batch, each prompt with weight 1 (InstructGPT)."""
-    groups_path: str | None = key(is_place=True)
+    groups_path: str | None = key(names=Names.place)
     """JSON Lines file of held-out pairs with a column ``group``; null: none."""
 
     @property

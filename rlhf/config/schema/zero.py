@@ -10,7 +10,15 @@ from rlhf.base.errors import refuse_broken_rule
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, MomentsDtype, Phase, TrainingEngine
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, setting_unsupported_by_torch, stage_of
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, FROZEN_STAGE, ZERO_STAGE, format_value, key
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    AT_LEAST_0,
+    FROZEN_STAGE,
+    ZERO_STAGE,
+    Names,
+    format_value,
+    key,
+)
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -48,7 +56,7 @@ class ZeroKeys:
     """Keep the reference's shards in the host's memory; stage 3."""
     offload_reward: bool
     """Keep the reward model's shards in the host's memory; stage 3."""
-    nvme_path: str | None = key(is_place=True)
+    nvme_path: str | None = key(names=Names.place)
     """Folder on an NVMe drive for offloaded states and weights; null: host memory; stage 3."""
     quantize_weights: bool
     """All-gather weights as int8 (ZeRO++ qwZ); stage 3 on GPUs."""

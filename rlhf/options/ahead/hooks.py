@@ -49,6 +49,3 @@ class AheadHook(PpoHook):
         """End the sampling processes."""
         if self._processes is not None:
             self._processes.close()
-
-
-HOOK = AheadHook

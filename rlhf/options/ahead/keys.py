@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, ONLY_PPO, AtResume, Unread, key, needs
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, ONLY_PPO, AtResume, key, needs
 
 SCRATCH = "sampling"  # folder in RUN_DIR/ppo for weights and responses of sampling processes
-
-UNREAD = {"rollout.max_logprob_mismatch": Unread(("lag",), bool, "use {key}=0")}
 
 
 @dataclass(kw_only=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.base.cpu import num_usable_cores
-from rlhf.base.seams import Saving
 from rlhf.config.batches import divide_cores, rollout_plan
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
+from rlhf.plan.savings import Saving
 
 if TYPE_CHECKING:
     from rlhf.plan.phase_memory import PhaseMemory

@@ -7,7 +7,7 @@ from rlhf.config.schema.keys import ANSWERING_PHASES
 from rlhf.config.schema.run import RunConfig
 
 
-def check(config: RunConfig) -> None:
+def check_lag(config: RunConfig) -> None:
     """Check that the backend measures log-probs, and that sampling processes get equal shares."""
     if not ANSWERING_PHASES(config) & set(config.phase.order):
         return

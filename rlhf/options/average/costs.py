@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
 
-def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-    """Add the average to PPO's actor, as an fp32 copy of its weights."""
+def with_average(config: RunConfig, model: ModelUse) -> ModelUse:
+    """Return PPO's actor with the average, an fp32 copy of its weights; other models unchanged."""
     if model.role is Role.actor and Phase.ppo in config.phase.order:
         return replace(model, fp32_copies=(*model.fp32_copies, "ema"))
     return model

@@ -15,6 +15,3 @@ class AverageHook(PpoHook):
         average = engine.actor.follower
         assert average is not None, "ppo.ema_beta is above 0"
         return [ActorVariant("ema", what, average.swap_in)]
-
-
-HOOK = AverageHook

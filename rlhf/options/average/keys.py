@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.base.seams import MeasureNames
 from rlhf.config.schema.keys import FROM_0_BELOW_1, key, needs
-
-MEASURES = MeasureNames(times=["after_ema"])
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 
-def check(config: RunConfig) -> None:
+def check_average(config: RunConfig) -> None:
     """Check that the fp32 weights that the average reads are in memory."""
     zero, beta = config.zero, config.ppo.ema_beta
     broken = {

@@ -145,6 +145,3 @@ def correction_metrics(weights: RolloutWeights, keep_BT: Tensor) -> Metrics:
         "ppo/rollout_limited_share": Mean.of(weights.limited_BT, keep_BT),
         "ppo/rollout_sample_size": SampleSize.of(weights.weights_BT, keep_BT),
     }
-
-
-HOOK = CorrectionHook

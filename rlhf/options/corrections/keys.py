@@ -26,7 +26,6 @@ class CorrectionMode(StrEnum):
 
 
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
-UNREAD = {"rollout.max_logprob_mismatch": needs("ppo.rollout_correction", "none")}
 CAP = LossLimit(math.inf, "large weights are cut off, or become 0")
 FLOOR = LossLimit(0.0, "tokens with small weights are left out")
 MASK = LossLimit(None, "bad responses that the policy has left are left out")
@@ -55,3 +54,9 @@ class CorrectionKeys:
     off_policy_mask_kl: float | None = key(ABOVE_0, limit=MASK)
     """KL(sampler || new) of a response, nats per token, above which its tokens with negative
     advantage are masked (DeepSeek-V3.2); null: none."""
+
+    @property
+    def uses_corrections(self) -> bool:
+        """Return True if losses are weighed, or responses masked, by the policy that sampled."""
+        is_weighed = self.rollout_correction is not RolloutCorrection.none
+        return is_weighed or self.off_policy_mask_kl is not None

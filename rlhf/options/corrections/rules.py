@@ -9,7 +9,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options import Backend
 
 
-def check(config: RunConfig) -> None:
+def check_correction(config: RunConfig) -> None:
     """Check that rollouts have comparable probabilities where training compares them with its own.
 
     With top-k, top-p or min-p a server returns probabilities over the remaining tokens only, but

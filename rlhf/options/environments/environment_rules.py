@@ -34,7 +34,7 @@ def check_environment(config: RunConfig) -> None:
         "environment wants; use 0": rollout.min_response_tokens > 0,
         "no part of rewards that has its rewards: add +rewards.environment.kind=environment, or "
         "use experiment=environment": all(
-            part.kind is not RewardKind.environment for part in config.rewards.values()
+            part.kind != RewardKind.environment for part in config.rewards.values()
         ),
         f"ppo.scale_reward={ppo.scale_reward}: rewards of turns are not scores of responses; use "
         "none, and rewards.NAME.weight": ppo.scale_reward is not ScaleReward.none,
@@ -61,7 +61,7 @@ def _refuse_episode_keys(config: RunConfig) -> None:
     broken = {
         "rewards with kind=environment and environment.kind=none: there is no environment; choose "
         "one, such as environment=number_guessing": any(
-            part.kind is RewardKind.environment for part in config.rewards.values()
+            part.kind == RewardKind.environment for part in config.rewards.values()
         ),
         "data.source=environment with environment.kind=none: choose an environment, such as "
         "environment=number_guessing, or other data": config.data.source is Source.environment,

@@ -62,6 +62,3 @@ def _require_turns(rollout: Rollout) -> Turns:
     turns = turns_of(rollout.responses)
     assert turns is not None, "an environment without episodes"
     return turns
-
-
-HOOK = EpisodeHook

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rlhf.base.seams import MeasureNames
 from rlhf.config.choices import Phase
 from rlhf.config.schema.keys import (
     ABOVE_0,
@@ -48,13 +47,6 @@ class FailureName(StrEnum):
     malformed = "malformed"  # the policy's turn could not be read; the episode continues
     cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode continues
     too_long = "too_long"  # the next observation exceeds environment.max_tokens: the episode is cut
-
-
-MEASURES = MeasureNames(
-    evaluated=["episode"],
-    members={"episode/failures": [*FailureName]},
-    answers=["return", "success", "turns", "truncated"],
-)
 
 
 class GaeUnit(StrEnum):

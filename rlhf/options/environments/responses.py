@@ -18,8 +18,7 @@ from torch import Tensor
 
 from rlhf.base.errors import RolloutError
 from rlhf.base.ranks import Ranks
-from rlhf.base.seams import Shown
-from rlhf.base.types import PromptBatch, Responses, Rollout, RolloutBackend
+from rlhf.base.types import PromptBatch, Responses, Rollout, RolloutBackend, Shown
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import render_plain_observation

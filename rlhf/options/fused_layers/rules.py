@@ -13,7 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options.fused_layers.keys import FusedLayers
 
 
-def check(config: RunConfig) -> None:
+def check_fused_layers(config: RunConfig) -> None:
     """Check that the run is on GPUs, and that torch.compile does not replace its layers too."""
     if config.fused_layers is FusedLayers.none:
         return
@@ -26,7 +26,7 @@ def check(config: RunConfig) -> None:
     refuse_compile(config, f"fused_layers={config.fused_layers}, which replaces layers")
 
 
-def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+def check_liger_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise CapabilityError if Liger is not installed, or does not fit a model of ``phases``."""
     if find_spec("liger_kernel") is None:
         raise CapabilityError(

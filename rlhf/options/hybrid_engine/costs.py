@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
@@ -23,8 +22,8 @@ DEEPSPEED_CHAT = {
 }
 
 
-def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-    """Mark PPO's actor as a model that DeepSpeed must run."""
+def with_hybrid_engine(phase: Phase, model: ModelUse) -> ModelUse:
+    """Return PPO's actor as a model that DeepSpeed must run; other models are unchanged."""
     if phase is Phase.ppo and model.role is Role.actor:
         return replace(model, needs_deepspeed="rollout.backend=hybrid_engine")
     return model

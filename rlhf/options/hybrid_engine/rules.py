@@ -14,7 +14,7 @@ BACKEND = "rollout.backend=hybrid_engine"
 OPTIMIZER_STAGE = 2
 
 
-def check(config: RunConfig) -> None:
+def check_hybrid_engine(config: RunConfig) -> None:
     """Check that the other keys allow rollout.backend=hybrid_engine, if it is set."""
     if config.rollout.backend is not Backend.hybrid_engine:
         return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.choices import RewardKind
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_PROCESSES, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_PROCESSES, Names, key
 
 SHARED = ("url*", "token_variable", "batch_size", "retries", "columns")  # keys of kind=http too
 OWN = ("rubric*", "model*", "votes", "temperature")
-REWARDS = {RewardKind.judge: (*OF_PROCESSES, *OWN, *SHARED)}
+READ_BY_JUDGES = (*OF_PROCESSES, *OWN, *SHARED)
 VERDICTS = "verdicts.jsonl"  # file in the run directory with the answers of all judges
 
 
@@ -17,7 +16,7 @@ VERDICTS = "verdicts.jsonl"  # file in the run directory with the answers of all
 class JudgeKeys:
     """Keys of a part of ``rewards`` that a language model scores."""
 
-    rubric: str | None = key(default=None, is_place=True)
+    rubric: str | None = key(default=None, names=Names.place)
     """kind=judge: YAML file with the criteria (examples/rubric.yaml)."""
     model: str | None = None
     """kind=judge: name of the model that the server runs."""

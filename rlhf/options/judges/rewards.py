@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from rlhf.base.errors import RewardError, RlhfError
-from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options.judges.answer_store import AnswerStore, JudgeReply, hash_request
 from rlhf.options.judges.keys import VERDICTS
@@ -20,17 +19,16 @@ from rlhf.options.judges.rubric import Rubric, cut_object, read_rubric
 from rlhf.rewards.outside import connect_endpoint
 from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
 
-KIND = RewardKind.judge
 AT_ONCE = 16  # requests to a server at the same time, if batch_size does not say
 PATIENCE = 0.9  # share of timeout_seconds to wait for answers; in the rest they are stored
 LARGEST_ANSWER = 1 << 18  # bytes of an answer, in which a model may have reasoned at length
 
-Request = dict[str, Any]  # the body of a request to a chat completion API
-Verdict = Mapping[str, float]  # score from 0 to 1 by criterion
-Ask = Callable[[Request, float], str]  # until a time of time.monotonic
+Body = dict[str, Any]  # the body of a request to a chat completion API
+ScoreByCriterion = Mapping[str, float]  # score from 0 to 1 by criterion
+Ask = Callable[[Body, float], str]  # until a time of time.monotonic
 
 
-def build(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+def build_judge(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
     """Return the judge, and the names of its criteria.
 
     Raises:
@@ -64,7 +62,7 @@ class Judge:
         replies = self._find_replies(
             {hash_request(each): each for votes in asked for vote in votes for each in vote}
         )
-        verdicts: list[Verdict] = []
+        verdicts: list[ScoreByCriterion] = []
         problem = ""
         names = [each.name for each in self.rubric.criteria]
         for votes in asked:
@@ -78,7 +76,7 @@ class Judge:
         scores = [self.rubric.weigh(each) for each in verdicts]
         return PartScores(scores, {n: [each[n] for each in verdicts] for n in names}, problem)
 
-    def _build_requests(self, answers: Answers, row: int) -> Iterator[list[Request]]:
+    def _build_requests(self, answers: Answers, row: int) -> Iterator[list[Body]]:
         """Yield the requests of each vote: one, or both orders of a comparison."""
         response, columns = answers.responses[row], answers.columns.values()
         orders = [[response]]
@@ -90,7 +88,7 @@ class Judge:
             shared = {**settings, "seed": vote, **self.rubric.request}
             yield [{**shared, "messages": each} for each in messages]
 
-    def _find_replies(self, requests: Mapping[str, Request]) -> Mapping[str, JudgeReply]:
+    def _find_replies(self, requests: Mapping[str, Body]) -> Mapping[str, JudgeReply]:
         """Return the reply of each request, by hash; send the requests that have none.
 
         A failure is stored only if the part has a fallback, with which the run continues.
@@ -112,7 +110,7 @@ class Judge:
             self._store.add(kept)
         return found | self._store.replies
 
-    def _send(self, request: Request, until: float) -> JudgeReply:
+    def _send(self, request: Body, until: float) -> JudgeReply:
         """Return the reply of a request; an invalid answer is returned to the model once."""
         try:
             answer = self.ask(request, until)
@@ -130,7 +128,7 @@ class Judge:
             return JudgeReply(None, str(error))
         return JudgeReply(cut_object(answer))
 
-    def _average_verdicts(self, votes: Sequence[Sequence[JudgeReply]]) -> Verdict:
+    def _average_verdicts(self, votes: Sequence[Sequence[JudgeReply]]) -> ScoreByCriterion:
         """Return the mean score of each criterion, over the votes and the orders of responses."""
         scores: dict[str, list[float]] = {}
         for vote in votes:
@@ -139,7 +137,7 @@ class Judge:
                     scores.setdefault(name, []).append(1 - score if is_second else score)
         return {name: fmean(each) for name, each in scores.items()}
 
-    def _read_verdict(self, answer: str) -> Verdict:
+    def _read_verdict(self, answer: str) -> ScoreByCriterion:
         return self.rubric.read_verdict(answer, compares=bool(self.part.columns))
 
 
@@ -152,7 +150,7 @@ def connect_model(part: RewardTerm) -> Ask:
     url = f"{str(part.url).rstrip('/')}/chat/completions"
     post = connect_endpoint(part, url, largest=LARGEST_ANSWER)
 
-    def ask(request: Request, until: float) -> str:
+    def ask(request: Body, until: float) -> str:
         match post(request, until):
             case {"choices": [{"message": {"content": str(answer)}}, *_]}:
                 return answer

@@ -7,11 +7,11 @@ from rlhf.config.choices import RewardKind
 from rlhf.config.schema.run import RunConfig
 
 
-def check(config: RunConfig) -> None:
+def check_judges(config: RunConfig) -> None:
     """Raise ConfigError if a judge has values that exclude each other."""
     first: dict[object, tuple[str, str | None]] = {}
     for name, part in config.rewards.items():
-        if part.kind is not RewardKind.judge:
+        if part.kind != RewardKind.judge:
             continue
         other, url = first.setdefault((part.rubric, part.model), (name, part.url))
         broken = {

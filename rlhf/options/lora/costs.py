@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf.base.seams import Saving
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.lora.keys import LORA_ROLES, LoraRole
+from rlhf.plan.savings import Saving
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
@@ -23,8 +23,8 @@ ROLES = {  # the models that each phase trains
 }
 
 
-def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
-    """Add adapters to ``model``; a policy with adapters off serves as its own reference."""
+def with_adapters(config: RunConfig, model: ModelUse) -> ModelUse:
+    """Return ``model`` with its adapters; a policy with adapters off is its own reference."""
     lora, shape = config.lora, model.shape
     role = LORA_ROLES.get(model.role)
     if role not in lora.roles:

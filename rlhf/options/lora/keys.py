@@ -50,12 +50,6 @@ OF_CRITIC = [
     needs("ppo.advantage_estimator", "gae"),
 ]
 
-UNREAD = {
-    "rollout.max_logprob_mismatch": Unread(
-        ("lora.dropout", "lora.rank"), lambda dropout, rank: dropout * rank > 0, "use {key}=0"
-    )
-}
-
 
 @dataclass(kw_only=True)
 class LoraConfig:

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from rlhf.base.decoder_modules import LowRank
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Engine, LogprobOptions, TokenEngine, TokenLogprobs, TokenPositions
-from rlhf.config.choices import ModelInit, Phase
+from rlhf.config.choices import ModelInit
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.adapter_folders import ADAPTER, PREFIX, load_adapter_weights
@@ -68,7 +68,7 @@ def adapter_lr(lora: LoraConfig, role: Role, name: str) -> float | None:
     return lr if is_adapter_name(name) else None
 
 
-def find_reference(config: RunConfig, _: Phase, actor: TokenEngine) -> AdapterOff | None:
+def find_reference(config: RunConfig, actor: TokenEngine) -> AdapterOff | None:
     """Return the policy without its adapters; None if its other weights are trained too."""
     lora = find_lora_settings(config.lora, Role.actor)
     return None if lora is None or lora.train_rest else AdapterOff(actor)

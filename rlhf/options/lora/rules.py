@@ -13,7 +13,7 @@ from rlhf.models.sources import ModelSource
 from rlhf.options.lora.keys import LoraExport, LoraRole
 
 
-def check(config: RunConfig) -> None:
+def check_lora(config: RunConfig) -> None:
     """Check the keys of adapters, and that frozen weights are quantized only with adapters."""
     _check_quantization(config)
     if config.lora.rank:
@@ -56,7 +56,7 @@ def _check_adapters(config: RunConfig) -> None:
             )
 
 
-def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+def check_adapted_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have.
 
     An adapter in a folder that ``phases`` start from must fit into the adapter to save.

@@ -136,6 +136,3 @@ class CorpusHook(PpoHook):
         if not self._held_out:
             return {}
         return {f"corpus_perplexity_{when}": corpus_perplexity(engine, self._held_out)}
-
-
-HOOK = CorpusHook

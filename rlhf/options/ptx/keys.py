@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import AT_LEAST_0, ONLY_PPO, ROWS, Unread, key, needs
+from rlhf.config.schema.keys import AT_LEAST_0, ONLY_PPO, ROWS, Names, Unread, key, needs
 
 MEASURED = Unread(
     ("ptx_coef", "data.ptx_path"),
@@ -30,7 +30,7 @@ class PtxKeys:
 class PtxDataKeys:
     """Keys of the group ``data`` for the corpus of the pretraining loss."""
 
-    ptx_path: str | None = key(affects=ONLY_PPO, is_inherited=False, is_place=True)
+    ptx_path: str | None = key(affects=ONLY_PPO, is_inherited=False, names=Names.place)
     """Corpus to mix into PPO (ppo.ptx_coef): file, folder or hub id; null: the SFT examples."""
     ptx_subset: str | None = key(affects=ONLY_PPO, is_inherited=False, unread=[CORPUS])
     """Configuration name of ptx_path on the hub; null: the dataset's default."""

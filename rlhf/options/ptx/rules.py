@@ -7,7 +7,12 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
 
-def check_batches(config: RunConfig) -> None:
+def uses_corpus(config: RunConfig) -> bool:
+    """Return True if PPO learns, or is measured, on a corpus."""
+    return config.ppo.ptx_coef > 0 or config.data.ptx_path is not None
+
+
+def check_corpus_batches(config: RunConfig) -> None:
     """Check that the corpus blocks of an optimizer step can be divided over the ranks."""
     if Phase.ppo in config.phase.order:
         ptx_batch_plan(config)

@@ -61,6 +61,3 @@ def _response_lines(
     columns = (*texts, *(each_B.tolist() for each_B in numbers.values()))
     for values in zip(*columns, strict=True):
         yield dict(zip(("prompt", "response", "ended", *numbers), values, strict=True))
-
-
-HOOK = RolloutLogHook

@@ -16,7 +16,7 @@ TITLES = {"score": "Scores of a step's responses", "tokens": "Lengths of a step'
 TENTHS = 10  # the band is from the first to the last tenth
 
 
-def chart_sections(run: RunFiles) -> Sequence[ChartSection]:
+def rollout_sections(run: RunFiles) -> Sequence[ChartSection]:
     """Return a section with the spread of scores and lengths over steps, and the last responses.
 
     Responses to one prompt stand side by side.

@@ -7,24 +7,13 @@ from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
-from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
 
-def adapt_model_sources(
-    config: RunConfig, phase: Phase, sources: dict[Role, tuple[str, ModelConfig]]
-) -> dict[Role, tuple[str, ModelConfig]]:
-    """Return the sources of models, but in PPO without those of critic and reference."""
-    if phase is not Phase.ppo:
-        return sources
-    inside = (Role.critic, Role.reference)
-    return {role: source for role, source in sources.items() if role not in inside}
-
-
-def adapt_model(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+def with_shared_trunk(config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
     """Return PPO's actor with the weights of the shared trunk; other models are unchanged."""
     if phase is not Phase.ppo or model.role is not Role.actor:
         return model

@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, key, needs
 
 SHARED = needs("shared_trunk", "true")
-SEPARATE = needs("shared_trunk", "false")
-OF_CRITIC = ("lr", "lr_schedule", "min_lr_ratio", "warmup_steps", "weight_decay", "beta1", "beta2")
-UNREAD = {f"ppo.critic_{name}": SEPARATE for name in (*OF_CRITIC, "dropout")}
-UNREAD["ppo.align_overflow"] = SEPARATE
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from rlhf.config.schema.model import refuse_compile
 from rlhf.config.schema.run import RunConfig
 
 
-def check(config: RunConfig) -> None:
+def check_trunk(config: RunConfig) -> None:
     """Check that the number of trained layers is set, and that actor and critic train together."""
     ppo = config.ppo
     if ppo.shared_trunk:
@@ -32,7 +32,7 @@ def check(config: RunConfig) -> None:
     refuse_broken_rule(broken)
 
 
-def check_models(config: RunConfig, phases: Container[Phase]) -> None:
+def check_trunk_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the policy has too few layers, or its layers' names are unknown."""
     if Phase.ppo not in phases:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import NO_PHASE, SECONDS, key, needs
+from rlhf.config.schema.keys import NO_PHASE, SECONDS, Names, key, needs
 
 
 @dataclass(kw_only=True)
@@ -15,7 +15,7 @@ class ServerConfig:
     """Address of a vLLM server of this run's own."""
     timeout_seconds: float = key(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
-    weights_dir: str | None = key(is_place=True)
+    weights_dir: str | None = key(names=Names.place)
     """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
 
 

@@ -1,24 +1,23 @@
-"""The hooks by which options take part in PPO; the phase and its trainer call them.
+"""The hooks by which options and methods take part in PPO; the phase and its trainer call them.
 
-An option that takes part in PPO has a module ``hooks`` with the class ``HOOK``. A method is called
-on all hooks in the order of ``rlhf.options.OPTIONS``. A hook that changes an argument receives the
-argument as the previous hook returned it. ``HooksSeam`` names the options that have hooks.
+``hook_classes`` has their order: each function of a hook is called on all hooks in this order. A
+hook that changes an argument receives the argument as the previous hook returned it.
 """
 
 # ruff: noqa: ARG002, ARG003 - the methods of the base class ignore their arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from rlhf.base.metrics import Metrics
-from rlhf.base.seams import HooksSeam
 from rlhf.base.types import Rollout, StatefulWithTensors
 from rlhf.config.choices import When
 from rlhf.config.schema.run import RunConfig
-from rlhf.options import modules_of
+from rlhf.methods import Part, classes_of, methods_in_use
+from rlhf.options.ptx.rules import uses_corpus
 
 if TYPE_CHECKING:
     from rlhf.phases.ppo.loop import PPOTrainer
@@ -42,8 +41,11 @@ class ActorVariant(NamedTuple):
     swap_in: Callable[[], AbstractContextManager[None]]
 
 
-class PpoHook:
-    """The base class of the options' hooks in PPO. Its own methods change nothing."""
+class PpoHook(Part):
+    """The base class of the hooks of options and methods in PPO. Its own functions change nothing.
+
+    ``rlhf.methods.Method.hook`` returns the class of a method's hook.
+    """
 
     samples_older_policy: ClassVar[bool] = False  # True: an older policy samples responses
 
@@ -112,9 +114,40 @@ class PpoHook:
 
 
 def build_hooks(config: RunConfig, context: RunContext | None = None) -> list[PpoHook]:
-    """Build the hooks of the options that ``config`` switches on.
+    """Build the hooks of the options and methods that ``config`` switches on.
 
     A training loop outside of this package has no ``context``; then the hooks read no data.
     """
-    modules: Iterator[HooksSeam] = modules_of("hooks", config)
-    return [module.HOOK.build(config, context) for module in modules]
+    return [hook.build(config, context) for hook in hook_classes(config)]
+
+
+def hook_classes(config: RunConfig) -> list[type[PpoHook]]:
+    """Return the classes of the hooks that take part in PPO, in the order of their calls."""
+    ppo = config.ppo
+    hooks: list[type[PpoHook]] = []
+    if config.environment.is_used:
+        from rlhf.options.environments.hooks import EpisodeHook
+
+        hooks.append(EpisodeHook)
+    if config.rollout.lag > 0:
+        from rlhf.options.ahead.hooks import AheadHook
+
+        hooks.append(AheadHook)
+    hooks += classes_of(PpoHook, (method.hook() for method in methods_in_use(config)))
+    if ppo.uses_corrections:
+        from rlhf.options.corrections.hooks import CorrectionHook
+
+        hooks.append(CorrectionHook)
+    if uses_corpus(config):
+        from rlhf.options.ptx.hooks import CorpusHook
+
+        hooks.append(CorpusHook)
+    if ppo.ema_beta > 0:
+        from rlhf.options.average.hooks import AverageHook
+
+        hooks.append(AverageHook)
+    if ppo.log_rollouts_every > 0:
+        from rlhf.options.rollout_log.hooks import RolloutLogHook
+
+        hooks.append(RolloutLogHook)
+    return hooks

@@ -22,7 +22,7 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.options import hooks_of
+from rlhf.methods import methods_in_use
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -244,8 +244,8 @@ def try_reward_parts(context: RunContext) -> None:
     Raises:
         RewardError: if a part without a fallback failed.
     """
-    for warn in hooks_of("rules", "reward_warnings", context.config):
-        for warning in warn(context.config):
+    for method in methods_in_use(context.config):
+        for warning in method.warnings(context.config):
             context.console.say(f"warning: {warning}")
     if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):

@@ -20,10 +20,12 @@ from rlhf.config.roles import (
 )
 from rlhf.config.schema.model import ModelConfig, check_sequence_lengths
 from rlhf.config.schema.run import RunConfig
+from rlhf.methods import methods_in_use
 from rlhf.models.families import FAMILIES
 from rlhf.models.sources import ModelSource, config_fields
 from rlhf.models.tokenizers import check_same_tokens, read_tokens
-from rlhf.options import Backend, hooks_of
+from rlhf.options import Backend
+from rlhf.options.fused_layers.keys import FusedLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -118,9 +120,21 @@ def require_same_tokens(config: RunConfig, _: Container[Phase]) -> None:
 
 
 def require_named_layers(config: RunConfig, phases: Collection[Phase]) -> None:
-    """Raise an error if an option's keys name layers, or a number of layers, that a model lacks."""
-    for check in hooks_of("rules", "check_models", config):
-        check(config, phases)
+    """Raise an error if keys name layers, or a number of layers, that a model lacks."""
+    if config.ppo.shared_trunk:
+        from rlhf.options.trunk.rules import check_trunk_layers
+
+        check_trunk_layers(config, phases)
+    if config.fused_layers is not FusedLayers.none:
+        from rlhf.options.fused_layers.rules import check_liger_layers
+
+        check_liger_layers(config, phases)
+    if config.lora.rank:
+        from rlhf.options.lora.rules import check_adapted_layers
+
+        check_adapted_layers(config, phases)
+    for method in methods_in_use(config):
+        method.check_models(config, phases)
 
 
 def build_weightless_model(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 from rlhf.base.errors import ConfigError
 from rlhf.base.random_streams import seed_for
 from rlhf.base.types import TokenEngine, TokenModel
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.run import RunConfig
+from rlhf.methods import methods_in_use
 from rlhf.models.build import build_actor, find_model_extensions
 from rlhf.models.language_model import LanguageModel
 from rlhf.models.pretrained import Shard, require_one_label_model
 from rlhf.models.sources import ModelSource
-from rlhf.options import hooks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,16 +112,21 @@ def build_reference(
     *,
     shard: Shard | None = None,
 ) -> TokenModel:
-    """Build the reference model: a copy of the initial policy, unless an option replaces it.
+    """Build the reference model: a copy of the initial policy, unless a method or LoRA replaces it.
 
     ``to_engine`` wraps a copy in an engine; ``shard`` shards its weights while they are loaded.
     """
     source = policy_source(config)
-    for find in hooks_of("models", "find_reference", config):
-        found: TokenModel | ModelSource | None = find(config, phase, actor)
-        if isinstance(found, ModelSource):
-            source = found
+    for method in methods_in_use(config):
+        if (given := method.reference(config, phase)) is not None:
+            key, path = f"{given[0]}_path", str(given[1].path)
+            path = str(expand_user_path(path, key=key))
+            source = replace(source, key=key, path=path, revision=None, architecture=None)
             break
-        if found is not None:
-            return found
+    else:
+        if config.lora.rank:
+            from rlhf.options.lora.models import find_reference
+
+            if (adapter_off := find_reference(config, actor)) is not None:
+                return adapter_off
     return to_engine(_build_language_model(config, Role.reference, source, tokenizer, shard))

@@ -10,9 +10,16 @@ from torch import Tensor
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.random_streams import random_stream
-from rlhf.base.seams import Shown
 from rlhf.base.stored_responses import join_rows, take_responses
-from rlhf.base.types import Engine, PromptBatch, Responses, Rollout, RolloutBackend, TokenTargets
+from rlhf.base.types import (
+    Engine,
+    PromptBatch,
+    Responses,
+    Rollout,
+    RolloutBackend,
+    Shown,
+    TokenTargets,
+)
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import EvalRows, collate_prompts, eval_batches

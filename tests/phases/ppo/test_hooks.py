@@ -9,7 +9,14 @@ from rlhf.algorithms.ppo import PolicyLoss
 from rlhf.base.metrics import Mean, Metrics
 from rlhf.base.types import Rollout
 from rlhf.config.freeze import to_run_config
-from rlhf.options import PpoConfig, modules_of
+from rlhf.methods import installed_methods
+from rlhf.options import PpoConfig
+from rlhf.options.ahead.hooks import AheadHook
+from rlhf.options.average.hooks import AverageHook
+from rlhf.options.corrections.hooks import CorrectionHook
+from rlhf.options.environments.hooks import EpisodeHook
+from rlhf.options.ptx.hooks import CorpusHook
+from rlhf.options.rollout_log.hooks import RolloutLogHook
 from rlhf.phases.ppo.hooks import PpoHook, build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total
@@ -61,8 +68,12 @@ def test_a_hook_changes_targets_loss_and_measures(compose: Compose) -> None:
     assert {name: metrics[1][name] for name in metrics[1].keys() - metrics[0].keys()} == added
 
 
-@pytest.mark.parametrize("hook", [module.HOOK for module in modules_of("hooks")])
-def test_hooks_of_options_have_no_method_that_nobody_calls(hook: Any) -> None:
+HOOKS = [AheadHook, AverageHook, CorpusHook, CorrectionHook, EpisodeHook, RolloutLogHook]
+HOOKS += [hook for method in installed_methods() if (hook := method.hook()) is not None]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_have_no_method_that_nobody_calls(hook: Any) -> None:
     assert issubclass(hook, PpoHook)
     own = {name for name in vars(hook) if not name.startswith("_")}
     assert own <= set(vars(PpoHook))

@@ -32,7 +32,7 @@ class Fake:
 
     def __init__(self, part: RewardTerm, outcome: Any) -> None:
         self.part, self.outcome, self.rows = part, outcome, 0
-        self.criteria = ["clear"] if part.kind is RewardKind.judge else []
+        self.criteria = ["clear"] if part.kind == RewardKind.judge else []
         self.asked: list[Answers] = []
 
     def send_answers(self, answers: Answers) -> None:

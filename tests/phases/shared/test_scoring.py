@@ -14,8 +14,6 @@ from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.build import build_scorer
-from rlhf.options.ensembles.keys import CombineName
-from rlhf.options.ensembles.members import Combination, Ensemble, build_members
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (
     JudgeScores,
@@ -27,6 +25,8 @@ from rlhf.phases.shared.scoring import (
 )
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
+from rlhf_lab.ensembles import CombineName
+from rlhf_lab.ensembles.members import Combination, Ensemble, build_members
 from tests.phases.ppo.ppo_pieces import TEMPERATURE, TOKENIZER, separate_engine, source
 from tests.plain_engine import PlainEngine
 from tests.pretend_cuda.gpu import Event, Gpu

@@ -1,0 +1,27 @@
+"""Costs of reward models after the first: the weights of their own top layers, norm and head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
+from rlhf.config.schema.run import RunConfig
+from rlhf.models.model_uses import Costs, ModelUse
+from rlhf_lab.ensembles import CombineName, EnsembleKeys
+
+
+class EnsembleCosts(Costs):
+    """The memory and the work of the further members."""
+
+    def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
+        """Add the weights of the further members, unless they were averaged to one model."""
+        reward, shape = EnsembleKeys.of(config), model.shape
+        is_one = model.role is Role.reward and reward.combine is CombineName.warm
+        if is_one or model.role not in (Role.reward_training, Role.reward):
+            return model
+        layers = min(reward.num_own_layers(shape.layers), shape.layers)
+        own = layers * shape.weights_per_layer + shape.tail + shape.embedding
+        further = (reward.members - 1) * own
+        trained = 0 if model.role.is_frozen else model.trained + further
+        return replace(model, trained=trained, successive_weights=further)

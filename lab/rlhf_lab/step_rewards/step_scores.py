@@ -1,0 +1,67 @@
+"""The scores of steps, by the user's function."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from rlhf.base.errors import RewardError
+from rlhf.config.schema.keys import LARGEST_SCORE
+from rlhf.config.schema.rewards import RewardTerm
+from rlhf.rewards.isolated import RewardScorer
+from rlhf.rewards.outside import build_function_reward
+from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
+
+COUNT = "steps"  # criterion: the number of steps of a response
+
+
+class StepScorer(RewardScorer):
+    """What scores the steps of a response."""
+
+    def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
+        """Return a function that scores every step, and the name of its criterion.
+
+        A step is scored as a response to the prompt followed by the earlier steps.
+        """
+        return _build_score_function(part), [COUNT]
+
+
+def _build_score_function(part: RewardTerm) -> ScoreFunction:
+    score, pattern = build_function_reward(part), re.compile(str(part.pattern))
+
+    def score_steps(answers: Answers) -> PartScores:
+        ends = [find_step_ends(text, pattern) for text in answers.responses]
+        found, count = score(_cut_into_steps(answers, ends)), sum(map(len, ends))
+        if len(found) != count:
+            raise RewardError(f"it returned {len(found)} scores for {count} steps")
+        # A sum with a NaN is NaN, so that a response without a score for each step has none.
+        rest = iter([each if abs(each) <= LARGEST_SCORE else math.nan for each in found])
+        steps = [[(end, next(rest)) for end in each] for each in ends]
+        sums = [sum(score for _, score in each) for each in steps]
+        return PartScores(sums, {COUNT: [float(len(each)) for each in ends]}, steps=steps)
+
+    return score_steps
+
+
+def find_step_ends(text: str, pattern: re.Pattern[str]) -> list[int]:
+    """Return the character offsets at which the steps of ``text`` end.
+
+    A step ends where ``pattern`` ends, and the last step at the end of the text. Every text has a
+    step, and only the step of an empty text is empty.
+    """
+    found = {match.end() for match in pattern.finditer(text)} - {0}
+    return sorted(found | {len(text)})
+
+
+def _cut_into_steps(answers: Answers, ends: list[list[int]]) -> Answers:
+    """Return the steps as responses; a step's prompt is the prompt and all earlier steps."""
+    rows, prompts, steps = [], [], []
+    for row, places in enumerate(ends):
+        text = answers.responses[row]
+        for start, end in zip([0, *places], places, strict=False):
+            rows.append(row)
+            prompts.append(answers.prompts[row] + text[:start])
+            steps.append(text[start:end])
+    columns = {name: [values[row] for row in rows] for name, values in answers.columns.items()}
+    return answers._replace(prompts=prompts, responses=steps, columns=columns)

@@ -1,0 +1,303 @@
+"""Methods: what a paper adds to PPO or to the reward model, as packages that anybody can write.
+
+A package offers a subclass of ``Method`` by the entry point ``rlhf.methods``; docs/methods.md shows
+how. Installed methods add their keys to the configuration, and take part in runs that switch them
+on. Importing a method imports no torch: its functions import what they need.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+
+from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.config.choices import Phase
+from rlhf.config.schema.keys import Names, Unread
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.model import ModelConfig
+    from rlhf.config.schema.run import RunConfig
+
+ENTRY_POINTS = "rlhf.methods"
+REWARDS = "rewards"
+# The groups to which a method can add keys.
+GROUPS = ("data", "reward", "ppo", "rollout", REWARDS, "checkpoint")
+T = TypeVar("T")
+P = TypeVar("P", bound="Part")
+
+
+class Part:
+    """The base of the classes with which a method takes part in a room of the program."""
+
+
+class MethodKeys:
+    """The base of the dataclasses with a method's keys, which a group of the configuration gets.
+
+    Each key has a default value.
+    """
+
+    @classmethod
+    def of(cls, config: object) -> Self:
+        """Return the group of ``config`` that has these keys, or ``config`` if it has them."""
+        groups = [config, *vars(config).values()]
+        return next(group for group in groups if isinstance(group, cls))
+
+
+class Method:
+    """A method of RLHF that a run can switch on. Its own members change nothing."""
+
+    name: ClassVar[str]
+    """The name of the method, which is also the name of its entry point."""
+    keys: ClassVar[Mapping[str, type[MethodKeys]]] = {}
+    """Keys to add, by group; those of ``rewards`` are added to each part of the score."""
+    off: ClassVar[Mapping[str, Any]] = {}
+    """The values that switch the method off, by key; it is on if any key has another value."""
+    unread: ClassVar[Mapping[str, Unread]] = {}
+    """Keys of the core that have no effect with the method, each with the reason."""
+    reward_kinds: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Keys that a part of ``rewards`` reads, by the kind of the part; * after a required key."""
+    log: ClassVar[str | None] = None
+    """Name of a file NAME.jsonl in the run directory to which rank 0 appends; None: no file."""
+    package = ""
+    """Name and version of the package of the method; set when the method is found."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the method, with metrics.yaml, panels.yaml and conf/ if it has them.
+
+        conf/ has options of the groups of the configuration, such as conf/ppo/NAME.yaml.
+        """
+        return Path(inspect.getfile(type(self))).parent
+
+    def is_on(self, config: RunConfig) -> bool:
+        """Return True if ``config`` switches the method on."""
+        kinds = {part.kind for part in config.rewards.values()}
+        return not kinds.isdisjoint(self.reward_kinds) or any(
+            attrgetter(key)(config) != value for key, value in self.off.items()
+        )
+
+    def check(self, config: RunConfig) -> None:
+        """Raise ConfigError if a rule is broken; called for every run, after the core's rules."""
+
+    def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
+        """Raise an error if a model of ``phases`` lacks what the method needs, before the start."""
+
+    def warnings(self, config: RunConfig) -> Iterator[str]:
+        """Yield warnings, which are printed before any training."""
+        yield from ()
+
+    def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
+        """Return the number of optimizer steps to add to the steps over ``examples`` examples."""
+        return 0
+
+    def reference(self, config: RunConfig, phase: Phase) -> tuple[str, ModelConfig] | None:
+        """Return KEY, where the key KEY_path names the reference of ``phase``, and this model.
+
+        None: the reference is a copy of the initial policy.
+        """
+        return None
+
+    def hook(self) -> type[Part] | None:
+        """Return the class that takes part in PPO: a ``rlhf.phases.ppo.hooks.PpoHook``."""
+        return None
+
+    def costs(self) -> Part | None:
+        """Return what the method adds to a plan: a ``rlhf.models.model_uses.Costs``."""
+        return None
+
+    def reward_trainer(self) -> type[Part] | None:
+        """Return the class that trains the reward model: a ``rlhf.phases.reward.RewardTrainer``."""
+        return None
+
+    def reward_model(self) -> Part | None:
+        """Return what completes a trained reward model: a ``rlhf.models.build.Completion``."""
+        return None
+
+    def scorer(self) -> Part | None:
+        """Return what scores responses in a process: a ``rlhf.rewards.isolated.RewardScorer``."""
+        return None
+
+    def report(self) -> Part | None:
+        """Return what the method adds to a report: a ``rlhf.report.run_charts.ReportPart``."""
+        return None
+
+
+class _Found(NamedTuple):
+    """The installed methods by name, and what is wrong with others."""
+
+    methods: dict[str, Method]
+    faults: list[str]
+
+
+@cache
+def _find_methods() -> _Found:
+    found = _Found({}, [])
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=attrgetter("name")):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
+        try:
+            method = _load_method(entry, package)
+            if entry.name in found.methods:
+                raise TypeError(f"{found.methods[entry.name].package} has it too")
+            found.methods[entry.name] = method
+        except Exception as error:  # a package may raise anything
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            found.faults.append(
+                f"the method {entry.name} of {package} cannot be used ({reason}); update the "
+                f"package, or pip uninstall {package.partition(' ')[0]}"
+            )
+    return found
+
+
+def _load_method(entry: EntryPoint, package: str) -> Method:
+    loaded = entry.load()
+    if not (isinstance(loaded, type) and issubclass(loaded, Method)):
+        raise TypeError(f"{entry.value} is no subclass of rlhf.methods.Method")
+    if loaded.name != entry.name:
+        raise TypeError(f"its name is {loaded.name!r}")
+    for group, keys in loaded.keys.items():
+        if group not in GROUPS:
+            raise TypeError(f"it adds keys to {group}; a method adds keys to {', '.join(GROUPS)}")
+        keys()  # raises a TypeError that names a key without a default
+    method = loaded()
+    method.package = package
+    return method
+
+
+def installed_methods() -> list[Method]:
+    """Return the methods that are installed, sorted by name."""
+    return list(_find_methods().methods.values())
+
+
+def methods_in_use(config: RunConfig) -> list[Method]:
+    """Return the installed methods that ``config`` switches on."""
+    return [method for method in installed_methods() if method.is_on(config)]
+
+
+def require_methods(packages: Mapping[str, str]) -> None:
+    """Raise ConfigError if a method of a run, given with its package, is not installed."""
+    refuse_broken_methods()
+    for name, package in packages.items():
+        if name not in _find_methods().methods:
+            raise ConfigError(
+                f"the run uses the method {name} of {package}, which is not installed; "
+                f"{how_to_install(str(package).partition(' ')[0])}"
+            )
+
+
+def how_to_install(package: str) -> str:
+    """Return the command that installs ``package``."""
+    return "pip install -e lab" if package == "rlhf-lab" else f"pip install {package}"
+
+
+def refuse_broken_methods() -> None:
+    """Raise ConfigError if an installed method cannot be used."""
+    for fault in _find_methods().faults:
+        raise ConfigError(fault)
+
+
+def parts_of(kind: type[P], made: Iterable[Part | None]) -> list[P]:
+    """Return the parts that methods have made, of which each must be a ``kind``."""
+    return [_require(isinstance(part, kind), kind, part) for part in made if part is not None]
+
+
+def classes_of(kind: type[P], made: Iterable[type[Part] | None]) -> list[type[P]]:
+    """Return the classes that methods have returned, which must be subclasses of ``kind``."""
+    return [_require(issubclass(part, kind), kind, part) for part in made if part is not None]
+
+
+def _require(holds: bool, kind: type[Part], part: Any) -> Any:
+    if not holds:
+        raise TypeError(f"{part} of a method must be a {kind.__module__}.{kind.__qualname__}")
+    return part
+
+
+def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that adds the keys of the installed methods to the class of ``group``."""
+
+    def extend(core: type[T]) -> type[T]:
+        taken = {field.name: "rlhf" for field in fields(core)}  # type: ignore[arg-type]
+        bases: list[type] = [core]
+        for method in installed_methods():
+            if (keys := method.keys.get(group)) is None:
+                continue
+            names = [field.name for field in fields(keys)]  # type: ignore[arg-type]
+            if clash := next((name for name in names if name in taken), None):
+                _find_methods().faults.append(
+                    f"the method {method.name} of {method.package} cannot be used: {group}.{clash} "
+                    f"is a key of {taken[clash]}; pip uninstall {method.package.partition(' ')[0]}"
+                )
+                continue
+            taken |= dict.fromkeys(names, method.package)
+            bases.insert(0, keys)
+        if bases == [core]:
+            return core
+        namespace = {"__doc__": core.__doc__, "__module__": core.__module__}
+        return dataclass(kw_only=True)(type(core.__name__, tuple(bases), namespace))
+
+    return extend
+
+
+def read_table(method: Method, name: str) -> Mapping[str, Any]:
+    """Return the content of the YAML file ``name`` of a method; {} if it has no such file."""
+    path = method.folder / name
+    found: Mapping[str, Any] = read_yaml_beside(str(path), name) if path.is_file() else {}
+    return found
+
+
+def conf_folders() -> list[Path]:
+    """Return the folders with options of configuration groups that installed methods bring."""
+    folders = (method.folder / "conf" for method in installed_methods())
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def defaults_of_methods() -> dict[str, dict[str, Any]]:
+    """Return the default values of the keys of the installed methods, by group.
+
+    Keys of ``rewards`` are left out: a part of the score has only the keys that are typed.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for method in installed_methods():
+        for group, keys in method.keys.items():
+            if group != REWARDS:
+                found.setdefault(group, {}).update(asdict(keys()))  # type: ignore[call-overload]
+    return found
+
+
+def drop_idle_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain ``values`` of a configuration without methods that leave all at defaults.
+
+    So a run without a method can be read where the method's package is not installed.
+    """
+    kept = dict(values)
+    for method in installed_methods():
+        for group, keys in method.keys.items():
+            defaults = asdict(keys())  # type: ignore[call-overload]
+            if group == REWARDS:
+                kept[group] = {name: _drop(part, defaults) for name, part in kept[group].items()}
+            else:
+                kept[group] = _drop(kept[group], defaults)
+    return kept
+
+
+def _drop(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    is_idle = all(group[name] == value for name, value in defaults.items())
+    return {name: value for name, value in group.items() if not (is_idle and name in defaults)}
+
+
+def patterns_of_places() -> list[str]:
+    """Return regular expressions of the keys of installed methods that name files or folders."""
+    return [
+        re.escape(f"{group}.{field.name}").replace(f"{REWARDS}\\.", rf"{REWARDS}\..+\.")
+        for method in installed_methods()
+        for group, keys in method.keys.items()
+        for field in fields(keys)  # type: ignore[arg-type]
+        if field.metadata.get("names") is Names.place
+    ]

@@ -1,1 +1,0 @@
-"""Several reward models, whose scores are combined to one score."""
