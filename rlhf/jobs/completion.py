@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
@@ -31,18 +30,15 @@ from rlhf.config.effects import (
     source_run_determines,
     values_that_affect,
 )
-from rlhf.config.freeze import (
-    apply_resume_overrides,
-    load_frozen_config,
-    read_command,
-    to_run_config,
-)
+from rlhf.config.freeze import apply_resume_overrides, load_frozen_config, read_command
+from rlhf.config.hydra_parts import key_of, parse_overrides
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secret_values
 from rlhf.data.plain_turns import is_plain_template
 from rlhf.jobs.launch_command import Job
@@ -320,9 +316,9 @@ def copy_keys_of_source_run(
             f"command says so: read that code, then add {words}"
         )
     fixed = [key for key in inherited if source_run_determines(key) and key not in consent]
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = parse_overrides(overrides)
     for override in parsed:
-        node = f"{override.package or override.key_or_group}."
+        node = f"{key_of(override)}."
         if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):
             groups = dict.fromkeys(key.partition(".")[0] for key in fixed)
             raise ConfigError(

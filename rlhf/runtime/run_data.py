@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlhf.config.choices import LossOn, Phase, TrainOn
-from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import reward_key_by_column
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import values_by_key
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import RawDataset, learn_last_answer
 from rlhf.data.splits import (

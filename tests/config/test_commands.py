@@ -9,8 +9,8 @@ import yaml
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.refusals import refusal_as_json
 from rlhf.config.effects import refuse_unread_keys
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import explain_hydra_error, schema_types, to_hydra_override
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 FOLDER = Path(__file__).parent

@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
+from rlhf.config.freeze import load_frozen_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from tests.conf_headers import read_header
 from tests.conftest import Compose
 

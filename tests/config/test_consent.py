@@ -20,10 +20,11 @@ from rlhf.base.errors import ConfigError
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
 from rlhf.config.consent import OUTSIDE, keys_that_need_consent, keys_that_run_code
-from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.freeze import load_run
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.typed import to_run_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.completion import complete_config, copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job

@@ -12,13 +12,11 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config.freeze import (
     FROZEN,
     apply_resume_overrides,
-    flatten_keys,
     load_frozen_config,
     load_run,
-    to_run_config,
-    values_by_key,
     write_frozen_config,
 )
+from rlhf.config.typed import flatten_keys, to_run_config, values_by_key
 from tests.conftest import Compose
 
 

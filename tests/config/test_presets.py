@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.config.batches import batch_plans, rollout_plan
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from tests.conf_headers import read_header
 from tests.conftest import Compose
 

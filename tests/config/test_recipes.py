@@ -6,8 +6,8 @@ import pytest
 
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.options.lora.keys import LoraRole
 from tests.config.test_compose import check_experiment
 from tests.conftest import Compose

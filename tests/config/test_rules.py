@@ -22,11 +22,11 @@ from rlhf.config.batches import (
     rollout_plan,
 )
 from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types, to_hydra_override
 from rlhf.config.roles import has_reward_model, reward_key_by_column, reward_model_base
 from rlhf.config.schema.rewards import READ
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 NUMBERS = {int, float, int | None, float | None, bool | int}

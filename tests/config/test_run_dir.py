@@ -16,7 +16,7 @@ import pytest
 
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.config import run_dir as run_dir_module
-from rlhf.config.freeze import keep_reduced_sizes, to_run_config, write_frozen_config
+from rlhf.config.freeze import keep_reduced_sizes, write_frozen_config
 from rlhf.config.run_dir import (
     clear_untrained_run,
     lock_run_dir,
@@ -24,6 +24,7 @@ from rlhf.config.run_dir import (
     point_latest_to,
 )
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ from hydra import compose, initialize_config_dir
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.jobs import launch_command
 from rlhf.jobs.launch_command import matching_names, print_help
 from rlhf.run import metric_table
