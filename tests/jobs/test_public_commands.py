@@ -15,7 +15,6 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase, WandbMode
 from rlhf.config.freeze import load_run, write_frozen_config
 from rlhf.config.hydra_parts import parse_overrides
-from rlhf.config.typed import to_run_config
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
 from rlhf.jobs.sweeper import combine_values
@@ -23,13 +22,6 @@ from rlhf.run.finished_phase import finish_phase, verify_phase
 from rlhf.run.results import read_phase_result
 from tests.conftest import Compose
 from tests.plan.planned import run_of
-
-
-@pytest.mark.parametrize("path", ["/a/b=c d.jsonl", "/a/文 本.jsonl", "/a/b(1)[2].jsonl"])
-def test_quoted_paths_are_texts(path: str, compose: Compose) -> None:
-    words = ["data=local", f"data.path='{path}'"]  # 58
-    assert to_run_config(compose(words)).data.path == path
-
 
 # Row, the word of a sweep, and its jobs.
 SWEPT: list[tuple[float, str, list[str]]] = [
