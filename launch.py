@@ -90,9 +90,8 @@ def start_jobs(command: Command) -> None:
     """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
-            from rlhf.jobs.sweeper import register_sweeper  # loads Hydra's plugins
+            import rlhf.jobs.sweeper  # noqa: F401 - registers itself at Hydra; loads its plugins
 
-            register_sweeper()
             main()
         else:
             run_search(command.search, ROOT / "conf", str(relative_to_cwd(Path(__file__))))

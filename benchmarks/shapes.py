@@ -167,7 +167,7 @@ def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
     """The configuration of ``run_overrides``, and more."""
     from hydra import compose, initialize_config_dir
 
-    from rlhf.config.freeze import to_run_config
+    from rlhf.config.typed import to_run_config
 
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return to_run_config(compose("config", [*run_overrides(folder, work), *overrides]))

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
@@ -259,7 +260,7 @@ def conf_folders() -> list[Path]:
 
 
 def defaults_of_methods() -> dict[str, dict[str, Any]]:
-    """Return the default values of the keys of the installed methods, by group.
+    """Return the default values of the keys of the installed methods by group, as YAML has them.
 
     Keys of ``rewards`` are left out: a part of the score has only the keys that are typed.
     """
@@ -267,8 +268,13 @@ def defaults_of_methods() -> dict[str, dict[str, Any]]:
     for method in installed_methods():
         for group, keys in method.keys.items():
             if group != REWARDS:
-                found.setdefault(group, {}).update(asdict(keys()))  # type: ignore[call-overload]
+                defaults = asdict(keys(), dict_factory=_name_values)  # type: ignore[call-overload]
+                found.setdefault(group, {}).update(defaults)
     return found
+
+
+def _name_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.name if isinstance(value, Enum) else value for key, value in pairs}
 
 
 def drop_idle_keys(values: Mapping[str, Any]) -> dict[str, Any]:

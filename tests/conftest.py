@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
+from rlhf.config.hydra_parts import register_methods
 from rlhf.config.machine_rates import cpu_rates, store_rates
-from rlhf.config.method_sources import register_methods
 from tests.fork_server import ON_GPU
 from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
 from tests.quick_hydra import compose_quickly

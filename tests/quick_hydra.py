@@ -20,8 +20,8 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf, UnionNode, ValueNode, open_dict
 from omegaconf.base import Box, Metadata
 
-from rlhf.config import freeze
-from rlhf.config.method_sources import register_methods
+from rlhf.config import typed
+from rlhf.config.hydra_parts import register_methods
 from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -47,7 +47,7 @@ def compose_quickly() -> None:
     omegaconf.base.parse = lru_cache(omegaconf.base.parse)  # of interpolations: some ten a config
     ConfigRepository.load_config = _load_once(ConfigRepository.load_config)  # type: ignore[method-assign]
     Hydra.get_mode = _mode_if_named(Hydra.get_mode)  # type: ignore[method-assign]
-    freeze._merge = _merge_groups_once(freeze._merge)
+    typed._merge = _merge_groups_once(typed._merge)
 
 
 def compose_once() -> RunConfig:
@@ -59,7 +59,7 @@ def compose_once() -> RunConfig:
     GlobalHydra.instance().hydra = other
     with open_dict(config):
         del config["hydra"]
-    return freeze.to_run_config(OmegaConf.create(asdict(freeze.to_run_config(config))))
+    return typed.to_run_config(OmegaConf.create(asdict(typed.to_run_config(config))))
 
 
 def _load_once(load: Load) -> Load:
@@ -87,9 +87,9 @@ def _merge_groups_once(merge: Merge) -> Merge:
     merged = dict[tuple[str, Any], Node]()
 
     def merge_rest(schema: DictConfig, cfg: DictConfig) -> DictConfig:
-        if schema is not freeze._filled_schema():
+        if schema is not typed._filled_schema():
             return merge(schema, cfg)
-        groups = {name: cfg._get_node(name) for name in freeze._group_types()}
+        groups = {name: cfg._get_node(name) for name in typed._group_types()}
         keys = {name: (name, _values_in(node)) for name, node in groups.items()}
         known = {name for name in groups if keys[name] in merged}
         found, rest = deepcopy(schema), object.__new__(DictConfig)

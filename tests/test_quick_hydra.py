@@ -14,7 +14,7 @@ from dataclasses import replace
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from rlhf.base.errors import ConfigError
-from rlhf.config.freeze import merge_into_schema, to_run_config
+from rlhf.config.typed import merge_into_schema, to_run_config
 if sys.argv[1] == "quick":
     from tests.quick_hydra import compose_quickly
     compose_quickly()

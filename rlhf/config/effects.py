@@ -12,11 +12,10 @@ from functools import cache, reduce
 from operator import attrgetter, getitem
 from typing import Any, NamedTuple, cast, get_type_hints
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
+from rlhf.config.hydra_parts import parse_overrides
 from rlhf.config.schema.keys import Affects, AtResume, Unread, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.methods import installed_methods
@@ -107,7 +106,7 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
 
     Only keys on the command line are checked: a preset may set keys that this run does not read.
     """
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in parse_overrides(overrides):
         for key, value in _iterate_values(override.key_or_group, override.value()):
             # null has no effect anyway
             if value is not None and (reason := explain_if_unread(config, key, value)):

@@ -1,14 +1,13 @@
-"""Convert Hydra's composed configuration to a RunConfig; save it in a run directory; load it."""
+"""Save the configuration of a run in its directory; load it; change it when the run resumes."""
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from textwrap import indent
@@ -16,15 +15,8 @@ from types import UnionType
 from typing import Any, get_args
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf, SCMode
-from omegaconf.errors import (
-    ConfigKeyError,
-    InterpolationResolutionError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlhf.base.atomic import replace_atomically, write_text_atomically
@@ -35,19 +27,17 @@ from rlhf.base.trust import remember
 from rlhf.base.user_paths import expand_user_path, relative_to_cwd, whole_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of
-from rlhf.config.hydra_errors import (
-    describe_type,
-    did_you_mean,
-    interpolation_error,
-    schema_types,
-    shorten,
-    to_hydra_override,
-    type_of_key,
-    unknown_key_error,
-)
+from rlhf.config.hydra_errors import describe_type, schema_types, to_hydra_override
+from rlhf.config.hydra_parts import Override, key_of, parse_overrides
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
-from rlhf.config.validation import validate
+from rlhf.config.typed import (
+    composed_values,
+    flatten_keys,
+    merge_into_schema,
+    to_run_config,
+    values_by_key,
+)
 from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 
 FROZEN = "config.yaml"
@@ -63,22 +53,6 @@ MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
 DEEPEST = 12  # levels of mappings and lists
 LONGEST_COMMAND = 100_000  # characters of command.txt; shlex takes a second for twice as many
 LARGEST = 2**63 - 1
-
-
-def to_run_config(cfg: DictConfig) -> RunConfig:
-    """Return a composed configuration as dataclasses, after checking its types and all rules."""
-    merged = merge_into_schema(cfg)
-    try:
-        config = OmegaConf.to_object(merged)
-    except MissingMandatoryValue as error:
-        plain = OmegaConf.to_container(merged, structured_config_mode=SCMode.DICT)
-        key = min(name for name, value in flatten_keys(plain).items() if value == "???")
-        raise ConfigError(f"{key} is missing: add {key}=VALUE to the command") from error
-    except OmegaConfBaseException as error:
-        raise schema_error(error) from error
-    assert isinstance(config, RunConfig)
-    validate(config)
-    return config
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
@@ -134,7 +108,7 @@ def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
     Only types are checked, so runs of other versions of this program can be read too.
     """
     cfg = _parse_frozen(path := run_dir / FROZEN, _frozen_text(run_dir))
-    return FrozenKeys(path, _values_by_key(cfg))
+    return FrozenKeys(path, composed_values(cfg))
 
 
 def read_command(run_dir: Path) -> list[str]:
@@ -207,16 +181,16 @@ def apply_resume_overrides(
             the run was started with.
     """
     config = OmegaConf.structured(frozen)
-    kept, asked = values_by_key(frozen), _values_by_key(merge_into_schema(cfg))
+    kept, asked = values_by_key(frozen), composed_values(merge_into_schema(cfg))
     named: list[str] = []
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
+    for override in parse_overrides(overrides):
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
             if kept.get(leaf) not in (value := asked.get(leaf), whole_path(value))
             and not effect_of(leaf).resume_may_change
         ]
-        if changed and _key_of(override) != "resume":
+        if changed and key_of(override) != "resume":
             again = f"from_run={cfg.get('resume')} {override.input_line}"
             way = "without resume" if effect_of(changed[0]).is_inherited else f"with {again}"
             raise ConfigError(
@@ -231,6 +205,10 @@ def apply_resume_overrides(
     for leaf in named:
         OmegaConf.update(config, leaf, asked[leaf])
     return to_run_config(config)
+
+
+def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
+    return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{key_of(override)}.")]
 
 
 def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
@@ -266,106 +244,6 @@ def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
         for key, value in values_by_key(after).items()
         if effect_of(key).at_resume is AtResume.rounding and kept[key] != value
     ]
-
-
-def values_by_key(config: RunConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key of ``config``, as ``_values_by_key`` does."""
-    return flatten_keys(_to_plain(asdict(config)))
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _to_plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_to_plain(each) for each in value]
-    return value.name if isinstance(value, Enum) else value
-
-
-def _key_of(override: Override) -> str:
-    return override.package or override.key_or_group
-
-
-def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
-    return [leaf for leaf in leaves if f"{leaf}.".startswith(f"{_key_of(override)}.")]
-
-
-def _values_by_key(cfg: DictConfig) -> dict[str, Any]:
-    try:
-        plain = OmegaConf.to_container(
-            cfg, resolve=True, enum_to_str=True, structured_config_mode=SCMode.DICT
-        )
-    except OmegaConfBaseException as error:
-        raise schema_error(error) from error
-    return flatten_keys(plain)
-
-
-def flatten_keys(node: Any, key: str = "") -> dict[str, Any]:
-    """Return one entry per value in ``node``, with dotted keys that start with ``key``."""
-    if not isinstance(node, dict) or not node:
-        return {key: node}
-    prefix = f"{key}." if key else ""
-    return {k: v for name in node for k, v in flatten_keys(node[name], f"{prefix}{name}").items()}
-
-
-def merge_into_schema(cfg: DictConfig) -> DictConfig:
-    """Return ``cfg`` merged into the schema; mandatory values may still be missing.
-
-    Raises:
-        ConfigError: if a value has the wrong type. OmegaConf accepts any number as true or false:
-            only 0 and 1 are accepted here.
-    """
-    # The filled schema would add missing groups: use it only if every group is a mapping.
-    nodes = [cfg._get_node(key, validate_access=False) for key in _group_types()]
-    is_whole = all(isinstance(n, DictConfig) and isinstance(n._content, dict) for n in nodes)
-    return _merge(_filled_schema() if is_whole else OmegaConf.structured(RunConfig), cfg)
-
-
-def _merge(schema: DictConfig, cfg: DictConfig) -> DictConfig:
-    try:
-        for key in (key for key, kind in schema_types().items() if kind is bool):
-            if isinstance(value := OmegaConf.select(cfg, key), int | float) and value not in (0, 1):
-                raise ConfigError(f"{key}={value}: expected true or false")
-        merged = OmegaConf.merge(schema, cfg)
-    except OmegaConfBaseException as error:
-        raise schema_error(error) from error
-    assert isinstance(merged, DictConfig)
-    return merged
-
-
-@cache
-def _group_types() -> dict[str, Any]:
-    """Return the top-level groups of keys and their dataclasses."""
-    types = schema_types()
-    return {key: types[key] for key in types if is_dataclass(types[key]) and "." not in key}
-
-
-@cache
-def _filled_schema() -> DictConfig:
-    """Return the schema with every group filled in, which makes later merges faster."""
-    schema = OmegaConf.structured(RunConfig)
-    for key, kind in _group_types().items():
-        OmegaConf.update(schema, key, OmegaConf.structured(kind))
-    assert isinstance(schema, DictConfig)
-    return schema
-
-
-def schema_error(error: OmegaConfBaseException) -> ConfigError:
-    """Return our own error for a value or key that does not match the schema."""
-    key = re.sub(r"\[\d+\]", "", error.full_key or "")
-    if isinstance(error, ConfigKeyError):
-        return unknown_key_error(key)
-    if isinstance(error, InterpolationResolutionError):
-        return interpolation_error(error)
-    reason = (error.msg or str(error)).partition("\n")[0]
-    value = shorten(format_value(error.value))
-    try:
-        kind = type_of_key(key)
-    except KeyError:  # the error of OmegaConf does not name the mapping's entry
-        return ConfigError(f"{key}={value}: {reason}")
-    hint = did_you_mean(value, getattr(kind, "__members__", ()))
-    if key == "reward_model":
-        hint = f"; an option of the group is chosen with model@reward_model={value}"
-    return ConfigError(f"{key}={value}: expected {describe_type(kind)}{hint}")
 
 
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it

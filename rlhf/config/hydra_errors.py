@@ -11,8 +11,6 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from hydra._internal.utils import get_args_parser
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
@@ -20,6 +18,17 @@ from omegaconf.errors import GrammarParseError, InterpolationResolutionError, Om
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
+from rlhf.config.hydra_parts import (
+    CHOSEN_TWICE,
+    FLAGS_EXCLUDE,
+    MALFORMED,
+    NO_SUCH_KEY,
+    NO_TEXT,
+    RESOLVE_ALONE,
+    SWEPT,
+    parse_flags,
+    parse_overrides,
+)
 from rlhf.config.schema.run import RunConfig
 
 # Patterns of command-line words of other programs -> the words to type here instead.
@@ -158,7 +167,7 @@ def refuse_unreadable_words(words: Iterable[str]) -> None:
 
 def refuse_unknown_flags(words: Sequence[str]) -> None:
     """Raise ConfigError for a flag that Hydra does not have; the message proposes key=value."""
-    flags, unknown = get_args_parser().parse_known_args(list(words))
+    flags, unknown = parse_flags(words)
     if flags.experimental_rerun is not None:
         raise ConfigError(
             f"--experimental-rerun {flags.experimental_rerun}: runs the code in a pickled file, "
@@ -252,19 +261,19 @@ def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
 
 def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
     """Return our own error for a ValueError with this text; None if Hydra did not raise it."""
-    if text.startswith("Config group override"):
+    if text.startswith(NO_TEXT):
         return ConfigError(_explain_non_text_option(overrides))
-    if text.startswith("Only one of --run, --multirun"):
+    if text.startswith(FLAGS_EXCLUDE):
         return ConfigError(
             "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
             "give one of them, such as --cfg job without -m for the configuration of one run"
         )
-    is_other = text.startswith(("The --resolve flag", "Unable to configure"))
+    is_other = text.startswith((RESOLVE_ALONE, "Unable to configure"))
     return ConfigError(_first_line(text)) if is_other else None
 
 
 def _malformed_override_error(error: OverrideParseException) -> ConfigError:
-    reason = _first_line(error.message.removeprefix(f"Error parsing override '{error.override}'"))
+    reason = _first_line(error.message.removeprefix(f"{MALFORMED}{error.override}'"))
     # The lexer only repeats the override; it gives no reason.
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
     override = shorten(error.override)
@@ -317,7 +326,7 @@ def _explain_non_text_option(overrides: Sequence[str]) -> str:
     given = [o for o in overrides if "=" in o and not o.startswith("-")]
     wrong = [
         override.input_line
-        for override in OverridesParser.create().parse_overrides(given)
+        for override in parse_overrides(given)
         if override.key_or_group in groups and not isinstance(override.value(), str | list)
     ]
     return (
@@ -329,17 +338,16 @@ def _explain_non_text_option(overrides: Sequence[str]) -> str:
 def _composition_error(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     """Return the error for any other error of Hydra, on one line."""
     cause = error.__cause__
-    found = re.search(r"Could not override '([^']+)'", str(error))
+    found = re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error))
     if found:
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         return unknown_key_error(found[1], siblings)
     reason = " ".join(str(error).split())
-    if found := re.match(r"Multiple values for ([^. ]+)", reason):
+    if found := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{found[1]}=")), found[1])
         return ConfigError(f"{word}: the group is chosen already; write {word.lstrip('+')}")
-    swept = r"(?:Ambiguous value for argument|Sweep parameters) '([^']+)'"
-    if found := re.match(swept, reason):
+    if found := re.match(rf"(?:{'|'.join(SWEPT)})([^']+)'", reason):
         both = "; for both in one run, tracking=wandb tracking.tensorboard=true"
         hint = both if found[1].startswith("tracking=") else ""
         return ConfigError(f"{found[1]}: for a run with each of these values, add -m{hint}")

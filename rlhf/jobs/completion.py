@@ -3,22 +3,25 @@
     what Hydra composed -> typed -> keys that follow from others, or from the machine
     -> checked by what every phase needs -> its data counted -> planned
 
-The last step writes the plan's choices in place of auto and null. The configuration of a run that
-is resumed was completed when the run began; only what may change is applied to it. A run that
-starts from a finished run (``from_run=RUN_DIR``) copies the keys that this run determines.
+The last step writes the plan's choices in place of auto and null. Two keys may still be open, as
+they follow from data and a tokenizer that only the ranks may have: ``ppo.steps`` is null
+(``count_ppo_steps`` in rlhf/phases/shared/context.py), and ``data.template`` is auto, which the
+ranks refuse. With plan=off, null sizes stand for what rlhf/config/batches.py derives from others.
+The configuration of a run that is resumed was completed when the run began; only what may change
+is applied to it. A run that starts from a finished run (``from_run=RUN_DIR``) copies the keys that
+this run determines.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
@@ -31,18 +34,15 @@ from rlhf.config.effects import (
     source_run_determines,
     values_that_affect,
 )
-from rlhf.config.freeze import (
-    apply_resume_overrides,
-    load_frozen_config,
-    read_command,
-    to_run_config,
-)
+from rlhf.config.freeze import apply_resume_overrides, load_frozen_config, read_command
+from rlhf.config.hydra_parts import key_of, parse_overrides
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secret_values
 from rlhf.data.plain_turns import is_plain_template
 from rlhf.jobs.launch_command import Job
@@ -207,20 +207,10 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
     """
     if asked is not Template.auto:
         return asked
-    template = _read_template_of(key, model, downloads=downloads)
+    template = _read_chat_template(key, model, downloads=downloads)
     if template is None:
         return Template.auto
     return Template.chat if template else Template.plain
-
-
-def _read_template_of(key: str, model: ModelConfig, *, downloads: bool) -> str | None:
-    """Return the chat template of the tokenizer of ``model``, as ``_read_chat_template`` does."""
-    place_key, place = tokenizer_place(model, key=key)
-    if place is None:
-        return ""  # a tokenizer that the run trains has no chat template
-    folder = expand_user_path(place, key=place_key)
-    read = partial(_read_hub_file, place, model.revision, downloads)
-    return _read_chat_template(partial(_read_local_file, folder) if folder.is_dir() else read)
 
 
 def describe_reward_model(config: RunConfig) -> list[str]:
@@ -229,9 +219,9 @@ def describe_reward_model(config: RunConfig) -> list[str]:
     if model is None or Phase.reward in config.phase.order:
         return []
     own, (key, owner) = replace(model, tokenizer=None), tokenizer_base(config)
-    theirs = _read_template_of("reward_model", own, downloads=False)
+    theirs = _read_chat_template("reward_model", own, downloads=False)
     is_chat = config.data.template is Template.chat
-    ours = _read_template_of(key, owner, downloads=False) if is_chat else ""
+    ours = _read_chat_template(key, owner, downloads=False) if is_chat else ""
     lines = []
     if theirs and ours is not None and theirs != ours:
         lines.append(
@@ -262,10 +252,17 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
 
 
-def _read_chat_template(read_file: Callable[[str], str | None]) -> str | None:
-    """Return the tokenizer's own chat template, "" if it has none, None if it cannot be read."""
-    settings = read_file("tokenizer_config.json")
-    template = read_file("chat_template.jinja")
+def _read_chat_template(key: str, model: ModelConfig, *, downloads: bool) -> str | None:
+    """Return the chat template of the tokenizer of ``model``; None if its files cannot be read.
+
+    Without a template of its own, return "", as for a tokenizer that the run trains.
+    """
+    place_key, place = tokenizer_place(model, key=key)
+    if place is None:
+        return ""
+    folder = expand_user_path(place, key=place_key)
+    read = partial(_read_model_file, folder, place, model.revision, downloads)
+    settings, template = read("tokenizer_config.json"), read("chat_template.jinja")
     if settings is None and template is None:
         return None
     try:
@@ -277,19 +274,20 @@ def _read_chat_template(read_file: Callable[[str], str | None]) -> str | None:
     return str(template) if template and not is_plain else ""
 
 
-def _read_local_file(folder: Path, name: str) -> str | None:
-    path = folder / name
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+def _read_model_file(
+    folder: Path, place: str, revision: str | None, downloads: bool, name: str
+) -> str | None:
+    """Return the text of a file in ``folder`` or, if there is none, of the hub id ``place``."""
+    file = folder / name
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
 
-
-def _read_hub_file(place: str, revision: str | None, downloads: bool, name: str) -> str | None:
-    from huggingface_hub import hf_hub_download
-
-    try:
-        file = hf_hub_download(place, name, revision=revision, local_files_only=not downloads)
-    except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
-        return None
-    return Path(file).read_text(encoding="utf-8")
+        offline = not downloads
+        try:
+            file = Path(hf_hub_download(place, name, revision=revision, local_files_only=offline))
+        except (OSError, ValueError):  # no such file, network or access, or an invalid hub id
+            return None
+    return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
 def copy_keys_of_source_run(
@@ -320,9 +318,9 @@ def copy_keys_of_source_run(
             f"command says so: read that code, then add {words}"
         )
     fixed = [key for key in inherited if source_run_determines(key) and key not in consent]
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = parse_overrides(overrides)
     for override in parsed:
-        node = f"{override.package or override.key_or_group}."
+        node = f"{key_of(override)}."
         if any(node.startswith(f"{key}.") or f"{key}.".startswith(node) for key in fixed):
             groups = dict.fromkeys(key.partition(".")[0] for key in fixed)
             raise ConfigError(

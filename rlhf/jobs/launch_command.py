@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -31,7 +30,6 @@ from rlhf.base.safe_text import print_traceback
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import PlanMode
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import (
     describe_type,
     did_you_mean,
@@ -41,9 +39,10 @@ from rlhf.config.hydra_errors import (
     refuse_words_of_other_programs,
     to_hydra_override,
 )
-from rlhf.config.method_sources import register_methods
+from rlhf.config.hydra_parts import parse_flags, register_methods, set_job_config
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secrets_in_command
 from rlhf.jobs.search_command import Search, parse_search
 from rlhf.jobs.sweep_command import (
@@ -173,7 +172,7 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             cfg = compose("config", typed, return_hydra_config=True)
-            HydraConfig.instance().set_config(cfg)
+            set_job_config(cfg)
             with open_dict(cfg):
                 del cfg["hydra"]
             yield Job(cfg, typed, is_plan=True, resume=_read_resume(cfg)[0])
@@ -208,7 +207,7 @@ def print_help(words: Sequence[str], conf: Path) -> None:
     Raises:
         ConfigError: if nothing has such a name, or the overrides cannot be composed.
     """
-    flags, _ = get_args_parser().parse_known_args(list(words))
+    flags, _ = parse_flags(words)
     if not flags.help or not flags.overrides:
         return
     asked = [word for word in flags.overrides if not word.partition("=")[2]]

@@ -8,11 +8,9 @@ running when the search was killed, and repeats no finished trial.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -44,7 +42,7 @@ from rlhf.jobs.search_command import (
     write_solutions,
 )
 from rlhf.jobs.sweep_command import job_folder_name
-from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share, use_cores
+from rlhf.jobs.sweep_jobs import OUTPUT, resources_of_share, start_process, use_cores
 from rlhf.run.console import Console
 from rlhf.run.metric_table import better_direction
 from rlhf.run.results import read_json_object
@@ -137,10 +135,8 @@ class Searcher:
         free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
         slot = min(free)
         environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
-        environment[PARENT] = str(os.getpid())
-        command = [sys.executable, self._script, *words]
-        with use_cores(cores), open_log(run_dir) as output:
-            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        with use_cores(cores):
+            process = start_process(self._script, words, run_dir, environment)
         self._say(f"trial {trial.number}: {' '.join(values)}")
         metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
         self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))
@@ -152,14 +148,13 @@ class Searcher:
             if each.process.poll() is None:
                 if self._search.study.prune is not None and self._report_and_check_pruning(each):
                     _end_process(each.process)
-                    self._report_outcome(each, "pruned")
-                continue
-            if each.process.returncode == 0:
-                self._report_outcome(each, "complete")
+                    self._report_no_result(each, "pruned", "ended early")
+            elif each.process.returncode == 0:
+                self._report_result(each)
             elif any(a.name in self._search.study.stop_on for a in read_alarms(each.run_dir)):
-                self._report_outcome(each, "pruned")
+                self._report_no_result(each, "pruned", "ended early")
             else:
-                self._report_outcome(each, "failed")
+                self._report_no_result(each, "failed", f"exit code {each.process.returncode}")
 
     def _report_and_check_pruning(self, each: RunningTrial) -> bool:
         """Report new values of the pruning metric to the study; return True to end the trial."""
@@ -175,29 +170,30 @@ class Searcher:
                 each.trial.report(sign * value, step)
         return bool(each.trial.should_prune())
 
-    def _report_outcome(self, each: RunningTrial, outcome: str) -> None:
+    def _report_result(self, each: RunningTrial) -> None:
+        """Report the measures of a finished trial to the study; not finite: it has failed."""
+        phases, study = read_json_object(each.run_dir / "result.json")["phases"], self._search.study
+        values = [_read_result(phases, name) for name in study.objectives]
+        limited = {name: _read_result(phases, name) for name in study.at_most}
+        if not all(map(isfinite, [*values, *limited.values()])):
+            self._report_no_result(each, "failed", "a measure of the study is not finite")
+            return
+        for name, limit in study.at_most.items():
+            each.trial.set_constraint(name, limited[name] - limit)
+        self._running.remove(each)
+        self._study.tell(each.trial, values)
+        pairs = zip(study.objectives, values, strict=True)
+        self._say(f"trial {each.trial.number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
+
+    def _report_no_result(self, each: RunningTrial, outcome: str, reason: str) -> None:
+        """Report to the study that a trial was ``pruned`` or has ``failed``."""
         from optuna.trial import TrialState
 
         self._running.remove(each)
-        number = each.trial.number
-        if outcome == "complete":
-            phases = read_json_object(each.run_dir / "result.json")["phases"]
-            values = [_read_result(phases, name) for name in self._search.study.objectives]
-            limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
-            outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"
-        if outcome == "complete":
-            for name, limit in self._search.study.at_most.items():
-                each.trial.set_constraint(name, limited[name] - limit)
-            self._study.tell(each.trial, values)
-            pairs = zip(self._search.study.objectives, values, strict=True)
-            self._say(f"trial {number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
-            return
         state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
         self._study.tell(each.trial, state=state)
-        code = each.process.returncode
-        why = f"exit code {code}" if code else "a measure of the study is not finite"
-        why = "ended early" if outcome == "pruned" else why
-        self._say(f"trial {number}: {outcome}, {why}; its output is in {each.run_dir / OUTPUT}")
+        output = each.run_dir / OUTPUT
+        self._say(f"trial {each.trial.number}: {outcome}, {reason}; its output is in {output}")
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:

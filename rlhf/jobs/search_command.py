@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -25,9 +23,17 @@ from omegaconf.errors import OmegaConfBaseException
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.hashing import sha256_of
-from rlhf.config.freeze import to_run_config
+from rlhf.config.hydra_parts import (
+    ChoiceSweep,
+    IntervalSweep,
+    Override,
+    RangeSweep,
+    parse_overrides,
+    values_of,
+)
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmName, RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.jobs.sweep_command import (
     FILE_WORDS,
     MULTIRUN,
@@ -139,7 +145,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     given = {word.partition("=")[0] for word in own}
     defined = [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
     try:
-        overrides = OverridesParser.create().parse_overrides([*defined, *own])
+        overrides = parse_overrides([*defined, *own])
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
     refuse_parent_folders(overrides)
@@ -199,8 +205,7 @@ def _parse_dimension(override: Override) -> Dimension:
                 raise ConfigError(f"{override.input_line}: give interval(LOW, HIGH), LOW < HIGH")
             return Dimension(key, start, end, is_integer=isinstance(start, int), is_log=is_log)
         case ChoiceSweep() | RangeSweep():
-            words = [str(word) for word in override.sweep_string_iterator()]
-            return Dimension(key, choices=tuple(words))
+            return Dimension(key, choices=tuple(values_of(override)))
         case _:
             raise ConfigError(f"{override.input_line}: give an interval, a range or a choice")
 

@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -24,6 +22,7 @@ from rlhf.base.cpu import num_usable_cores
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
+from rlhf.config.hydra_parts import ChoiceSweep, Override, parse_overrides, values_of
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.keys import format_value
 from rlhf.config.validation import refuse_secrets_in_command
@@ -136,7 +135,7 @@ def add_sweep_folders(
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
-    overrides = OverridesParser.create().parse_overrides(ours)
+    overrides = parse_overrides(ours)
     refuse_parent_folders(overrides)
     fixed = [
         key
@@ -177,7 +176,7 @@ def refuse_parent_folders(overrides: Sequence[Override]) -> None:
     """Check that no value to try has a path part ``..``, because the values name jobs' folders."""
     for each in overrides:
         if isinstance(each.value(), ChoiceSweep):
-            for value in map(str, each.sweep_string_iterator()):
+            for value in values_of(each):
                 if ".." in value.split("/"):
                     raise ConfigError(
                         f"{each.key_or_group}={value} in a sweep: values name the folders of the "

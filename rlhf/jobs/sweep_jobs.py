@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from math import inf
@@ -176,14 +176,22 @@ def _last_line(log: Path) -> str:
 def _run_process(
     hardware: HardwareConfig, run_dir: Path, script: str, cap: SweepCap, *, jobs: int
 ) -> int:
-    command = [sys.executable, script, f"resume={run_dir}", "trust_run=true"]
+    words = [f"resume={run_dir}", "trust_run=true"]
     share: AbstractContextManager[Mapping[str, str]] = nullcontext(os.environ)
     if jobs > 1:
         share = reserve_share_of_machine(hardware, run_dir.parent, jobs)
-    with share as environment, open_log(run_dir) as out:
-        own = {**environment, PARENT: str(os.getpid())}
-        process = subprocess.Popen(command, env=own, stdout=out, stderr=out)
+    with share as environment:
+        process = start_process(script, words, run_dir, environment)
         return _wait_within_cap(process, cap, run_dir.name)
+
+
+def start_process(
+    script: str, words: Sequence[str], run_dir: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start launch.py with ``words``; it prints to the log in ``run_dir``, and ends with us."""
+    own = {**environment, PARENT: str(os.getpid())}
+    with open_log(run_dir) as log:
+        return subprocess.Popen([sys.executable, script, *words], env=own, stdout=log, stderr=log)
 
 
 def _wait_within_cap(process: subprocess.Popen[bytes], cap: SweepCap, job: str) -> int:

@@ -8,27 +8,32 @@ from contextlib import redirect_stdout
 from itertools import chain, product
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
-from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base.errors import INTERRUPTED, ConfigError
 from rlhf.base.stored_files import read_json
+from rlhf.config.hydra_parts import (
+    IntervalSweep,
+    Override,
+    build_launcher,
+    call_in_this_process,
+    parse_overrides,
+    register_sweeper,
+    values_of,
+)
 from rlhf.jobs.completion import complete_config
 from rlhf.jobs.launch_command import read_job
 from rlhf.jobs.sweep_jobs import SweepCap, read_cap
 from rlhf.options.phase_store.phase_store import phase_key, shared_phases
 from rlhf.run.console import Console
 from rlhf.run.results import read_objective, write_json
-
-Plugins.instance()  # imports Hydra's sweepers anew, so that what was imported before is outdated
-from hydra._internal.core_plugins import basic_sweeper  # noqa: E402
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher  # noqa: E402
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E402
 
 SWEEP = "sweep.json"  # the words that all jobs of a sweep share, and the keys that differ
 
@@ -44,61 +49,63 @@ class PlannedJob(NamedTuple):
     """Minutes of everything else."""
 
 
-class JobSweeper(BasicSweeper):
+class JobSweeper(Sweeper):
     """The sweeper of commands with -m; ``hydra.sweeper`` has its pairs and its cap."""
 
-    __module__ = BasicSweeper.__module__  # see register_sweeper
+    hydra_context: HydraContext
+    config: DictConfig
+    launcher: Launcher
 
     def __init__(self, paired: list[list[str]], minutes: float, dollars: float) -> None:
-        super().__init__(max_batch_size=None)
         self._paired, self._has_cap = paired, min(minutes, dollars) < inf
         self._planned: list[PlannedJob] = []
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what Hydra passes, and build the launcher that the command chose."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = build_launcher(hydra_context, task_function, config)
+
+    def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
         """Run all jobs; exit with INTERRUPTED if the cap has stopped the sweep before its end."""
-        returned = super().sweep(arguments)
+        overrides = parse_overrides(arguments, self.hydra_context.config_loader)
+        jobs, folder = combine_values(overrides, self._paired), Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(self.config, folder / "multirun.yaml")
+        self._check_jobs(jobs, overrides)
+        returned = self.launcher.launch(jobs, initial_job_idx=0)
+        for job in returned:
+            _ = job.return_value  # raises the error of a job that failed
         if any(job.cap.describe_end() for job in _unfinished(self._planned)):
             raise SystemExit(INTERRUPTED)
         return returned
 
-    def split_arguments(  # type: ignore[override]
-        self, overrides: list[Override], _: int | None
-    ) -> list[list[list[str]]]:
-        """Return one batch, with the words of each job."""
-        assert self.config is not None
+    def _check_jobs(self, jobs: list[list[str]], overrides: Sequence[Override]) -> None:
+        """Check that the jobs compose, belong in the sweep's folder and are planned in the cap."""
         fixed = self.config.hydra.job.config.override_dirname.exclude_keys
-        self._words = sorted(
+        words = sorted(
             str(each.input_line) if each.key_or_group in fixed else each.key_or_group
             for each in overrides
         )
-        return [combine_values(overrides, self._paired)]
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Check that the jobs compose, belong in the sweep's folder and are planned in the cap."""
-        assert self.config is not None
         file = Path(self.config.hydra.sweep.dir) / SWEEP
-        stored = read_json(file, {"words": [str]}) or {"words": self._words}
-        if (theirs := stored["words"]) != self._words:
+        stored = read_json(file, {"words": [str]}) or {"words": words}
+        if (theirs := stored["words"]) != words:
             raise ConfigError(
                 f"hydra.sweep.dir={file.parent}: it has jobs with {' '.join(theirs)}, and "
-                f"this command has {' '.join(self._words)}; repeat the other words and give more "
+                f"this command has {' '.join(words)}; repeat the other words and give more "
                 "values of the keys without a value, or choose another folder"
             )
         if self._has_cap:
-            self._plan_jobs(batch)
+            self._plan_jobs(jobs)
         else:
-            super().validate_batch_is_legal(batch)
+            self.validate_batch_is_legal(jobs)
         write_json(file, stored)
 
-    def _plan_jobs(self, batch: Sequence[Sequence[str]]) -> None:
+    def _plan_jobs(self, jobs: list[list[str]]) -> None:
         """Plan all jobs; refuse to start if what is spent and what is planned reach the cap."""
-        assert self.hydra_context is not None
-        assert self.config is not None
-        launcher = BasicLauncher()
-        launcher.setup(hydra_context=self.hydra_context, task_function=plan_job, config=self.config)
         with redirect_stdout(io.StringIO()):  # the jobs print the same lines when they begin
-            returns = launcher.launch(batch, initial_job_idx=0)
-        self._planned = [each.return_value for each in returns]
+            self._planned = call_in_this_process(jobs, self.hydra_context, plan_job, self.config)
         if not (left := _unfinished(self._planned)):
             return
         cap, planned = min((job.cap for job in left), key=lambda cap: cap.minutes), 0.0
@@ -151,8 +158,13 @@ def combine_values(
     """
     choices: dict[str, list[list[str]]] = {}  # words by key, or by the keys of a group
     for override in overrides:
+        if isinstance(override.value(), IntervalSweep):
+            raise ConfigError(
+                f"{override.input_line}: a sweep has a job for each value, and an interval is for "
+                "a search; give a list, a range or a choice"
+            )
         key = override.get_key_element()
-        (words,) = BasicSweeper.split_arguments([override], None)
+        words = [[f"{key}={value}"] for value in values_of(override)]
         group = next((",".join(keys) for keys in paired if key in keys), key)
         if group in choices and group != key:
             words = [a + b for a, b in zip(choices[group], words, strict=True)]
@@ -160,13 +172,5 @@ def combine_values(
     return [list(chain.from_iterable(parts)) for parts in product(*choices.values())]
 
 
-def register_sweeper() -> None:
-    """Let Hydra find ``hydra/sweeper=jobs``, which add_sweep_folders adds to all sweeps.
-
-    Hydra starts only sweepers of its own modules and of the package hydra_plugins.
-    """
-    basic_sweeper.JobSweeper = JobSweeper  # type: ignore[attr-defined]
-    Plugins.instance().register(JobSweeper)
-    target = f"{JobSweeper.__module__}.{JobSweeper.__name__}"
-    node = {"_target_": target, "paired": [], "minutes": inf, "dollars": inf}
-    ConfigStore.instance().store(group="hydra/sweeper", name="jobs", node=node)
+# add_sweep_folders adds hydra/sweeper=jobs to the words of all sweeps.
+register_sweeper(JobSweeper, "jobs", paired=[], minutes=inf, dollars=inf)

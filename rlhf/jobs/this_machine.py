@@ -11,12 +11,12 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Device, Dtype
+from rlhf.config.hydra_parts import parse_overrides
 from rlhf.config.machine_rates import GIB
 
 AUTO = "auto"
@@ -70,7 +70,7 @@ def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine
                 "another machine, name its profile, such as hardware=a100_40g"
             )
         return cfg
-    asked = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
+    asked = parse_overrides(HydraConfig.get().overrides.task)
     typed = {each.key_or_group.removeprefix("hardware.") for each in asked}
     auto, profile = (
         dict(compose(f"hardware/{option}").hardware) for option in (AUTO, machine.profile)

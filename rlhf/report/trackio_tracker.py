@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.config.freeze import flatten_keys
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import flatten_keys
 from rlhf.run.step_alarms import Alarm
 from rlhf.run.tracker import Sample, Tracker
 from rlhf.run.trackers import drop_logged_metrics, format_samples

@@ -19,9 +19,9 @@ from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.stored_files import LINE, METRICS, SAMPLE, read_json_lines
 from rlhf.config.choices import Dtype, WandbMode
-from rlhf.config.freeze import flatten_keys
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
+from rlhf.config.typed import flatten_keys
 from rlhf.options import Backend
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
 from rlhf.run.metric_table import describe_undocumented_metric

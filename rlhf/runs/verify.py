@@ -40,8 +40,9 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import ATTEMPTS, load_run, read_command, values_by_key
+from rlhf.config.freeze import ATTEMPTS, load_run, read_command
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import values_by_key
 from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
 from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines

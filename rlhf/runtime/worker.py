@@ -55,7 +55,7 @@ from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.reward_mix import try_reward_parts
 from rlhf.phases.reward import run_reward
 from rlhf.phases.sft import run_sft
-from rlhf.phases.shared.context import RunContext
+from rlhf.phases.shared.context import RunContext, count_ppo_steps
 from rlhf.phases.shared.preflight import require_capabilities, require_data
 from rlhf.rewards.sealed import require_sealed_judges
 from rlhf.run.console import Console
@@ -161,6 +161,7 @@ def run_phases(
         try:
             require_data(context, unfinished)
             if Phase.ppo in unfinished:
+                context = count_ppo_steps(context)
                 try_reward_parts(context)
                 for hook in hook_classes(config):
                     hook.check_data(context)

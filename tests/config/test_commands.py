@@ -8,9 +8,11 @@ import yaml
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.refusals import refusal_as_json
+from rlhf.config.choices import RewardKind
 from rlhf.config.effects import refuse_unread_keys
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import explain_hydra_error, schema_types, to_hydra_override
+from rlhf.config.schema.rewards import READ
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 FOLDER = Path(__file__).parent
@@ -84,8 +86,11 @@ def test_every_bad_command_is_refused(compose: Compose) -> None:
 
 @pytest.mark.slow
 def test_every_good_command_is_accepted(compose: Compose) -> None:
+    kinds = set()
     for line in commands("good_commands.txt"):
         command, _, note = line.partition(" # ")
         config = to_run_config(compose(words := words_of(command)))
+        kinds |= {part.kind for part in config.rewards.values()}
         if not note:
             refuse_unread_keys(config, words)
+    assert kinds == set(READ) == set(RewardKind)

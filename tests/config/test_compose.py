@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
+from rlhf.config.freeze import load_frozen_config, write_frozen_config
 from rlhf.config.hydra_errors import REWARD_MODEL_GROUP, schema_types
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from tests.conf_headers import read_header
 from tests.conftest import Compose
 
@@ -36,7 +37,7 @@ def options_of(group: str) -> list[str]:
 def defaults() -> dict[str, str | None]:
     """Group -> option, as conf/config.yaml chooses them; Hydra's own groups left out."""
     entries = OmegaConf.load(CONF / "config.yaml")["defaults"]
-    pairs = (pair for entry in entries if entry != "_self_" for pair in entry.items())
+    pairs = (pair for entry in entries if not isinstance(entry, str) for pair in entry.items())
     return {group: option for group, option in pairs if not group.startswith(("override", "opt"))}
 
 

@@ -20,13 +20,15 @@ from rlhf.base.errors import ConfigError
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
 from rlhf.config.consent import OUTSIDE, keys_that_need_consent, keys_that_run_code
-from rlhf.config.freeze import load_run, to_run_config
+from rlhf.config.freeze import load_run
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.typed import to_run_config
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.jobs.completion import complete_config, copy_keys_of_source_run
 from rlhf.jobs.launch_command import Job
+from rlhf.methods import patterns_of_places
 from tests.chat.small_run import save_run
 from tests.conftest import Compose
 from tests.runs import EPISODES
@@ -191,7 +193,7 @@ def test_every_text_of_a_configuration_is_known_to_be_inside_or_needs_consent() 
         kinds |= {f"{group}.NAME.{name}": kind for name, kind in get_type_hints(schema).items()}
         del kinds[group]
     texts = [key for key, kind in kinds.items() if re.search(r"\bstr\b|Any", str(kind))]
-    known = "|".join([re.sub(r"\s+", "", INSIDE), NAMED_CODE, OUTSIDE])
+    known = "|".join([re.sub(r"\s+", "", INSIDE), NAMED_CODE, OUTSIDE, *patterns_of_places()])
     assert [key for key in texts if not re.fullmatch(known, key)] == []
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of, effects_by_key
-from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.keys import AtResume
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.options.phase_store.phase_store import phase_key
 from tests.conftest import Compose
 

@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.config.freeze import (
     FROZEN,
     apply_resume_overrides,
-    flatten_keys,
     load_frozen_config,
     load_run,
-    to_run_config,
-    values_by_key,
     write_frozen_config,
 )
+from rlhf.config.typed import flatten_keys, to_run_config, values_by_key
 from tests.conftest import Compose
 
 
@@ -53,6 +51,7 @@ def test_frozen_config_reads_back_equal(
     config = to_run_config(compose(overrides))
     write_frozen_config(config, tmp_path)
     assert load_frozen_config(tmp_path) == config
+    assert load_run(tmp_path) == load_run(str(tmp_path)) == replace(config, run_dir=str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
 
 
@@ -67,7 +66,10 @@ def test_values_by_key_are_those_of_the_file(compose: Compose, tmp_path: Path) -
     write_frozen_config(config, tmp_path)
     stored = OmegaConf.to_container(OmegaConf.load(tmp_path / FROZEN))
     found = values_by_key(config)
-    assert found == flatten_keys(stored)
+    assert flatten_keys(stored).items() <= found.items()
+    idle = {key: found[key] for key in found.keys() - flatten_keys(stored).keys()}
+    assert idle.keys() >= {"ppo.gdpo", "ppo.critic_check.every", "rewards.mine.onset"}
+    assert found == values_by_key(load_frozen_config(tmp_path))
     assert not any(isinstance(value, Enum) for value in found.values())
 
 
@@ -85,22 +87,6 @@ def test_failed_write_leaves_the_old_file(
     with pytest.raises(OSError, match="No space left"):
         write_frozen_config(config, tmp_path)
     assert load_frozen_config(tmp_path) == config
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_run_is_loaded_from_text_or_a_path(
-    kind: type[str] | type[Path], compose: Compose, tmp_path: Path
-) -> None:
-    config = to_run_config(compose([]))
-    write_frozen_config(config, tmp_path)
-    assert load_run(kind(tmp_path)) == replace(config, run_dir=str(tmp_path))
-
-
-@pytest.mark.parametrize("text", ["ppo: {old_key: 1}\n", "seed: 1\n", "- 1\n", "seed: ${a.b}\n"])
-def test_config_of_another_version_is_no_run(text: str, tmp_path: Path) -> None:
-    (tmp_path / FROZEN).write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read: .* another version"):
-        load_frozen_config(tmp_path)
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.config.freeze import read_frozen_keys, to_run_config, write_frozen_config
+from rlhf.config.freeze import read_frozen_keys, write_frozen_config
+from rlhf.config.typed import to_run_config
 from tests.config.test_commands import refusal
 from tests.conftest import Compose
 

@@ -27,6 +27,13 @@ from rlhf.plan.plan import plan_run, resolve_auto
 from rlhf.plan.steps import Load
 from tests.plan.planned import Compose, changed, run_of
 
+RATES = CpuRates(bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2)
+
+
+@pytest.fixture(autouse=True)
+def _no_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+
 
 def profile(compose: Compose, name: str, **fields: object) -> HardwareConfig:
     return changed(run_of(compose, f"hardware={name}"), hardware=fields).hardware
@@ -65,16 +72,12 @@ def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(compose: Compose) 
     assert machine_of(profile(compose, "cpu")).dtype is resolve_cpu_dtype(Dtype.auto)
 
 
-def test_rates_that_no_profile_names_are_those_of_this_cpu(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+def test_rates_that_no_profile_names_are_those_of_this_cpu(compose: Compose) -> None:
     auto = profile(compose, "cpu", dtype=Dtype.fp32)
     assert lacks_rates(auto)
     assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * num_usable_cores() * 1e12
-    rates = CpuRates(bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2)
-    store_rates(rates)
-    assert cpu_rates() == rates
+    store_rates(RATES)
+    assert cpu_rates() == RATES
     assert not lacks_rates(auto)
     found = machine_of(auto)
     assert (found.operations, found.bandwidth, found.call_seconds) == (5e11, 30e9, 2e-6)
@@ -83,15 +86,8 @@ def test_rates_that_no_profile_names_are_those_of_this_cpu(
     assert (given.operations, given.bandwidth) == (1e12, 30e9)
 
 
-def test_rates_of_a_busy_machine_are_measured_again(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
-    store_rates(
-        CpuRates(
-            bf16_tflops=2, fp32_tflops=0.5, bandwidth_gb=30, call_microseconds=2, was_busy=True
-        )
-    )
+def test_rates_of_a_busy_machine_are_measured_again(compose: Compose) -> None:
+    store_rates(replace(RATES, was_busy=True))
     assert cpu_rates().is_measured
     assert lacks_rates(profile(compose, "cpu"))
     given = {"peak_tflops": 1.0, "fp32_tflops": 1.0, "memory_bandwidth_gb": 1.0}
@@ -99,23 +95,18 @@ def test_rates_of_a_busy_machine_are_measured_again(
     assert not lacks_rates(profile(compose, "a100_80g"))
 
 
-def test_measured_rates_predict_times_and_choose_nothing(
-    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+def test_measured_rates_predict_times_and_choose_nothing(compose: Compose) -> None:
     config = run_of(compose, "hardware.dtype=bf16")
     loads = {phase: Load(steps=300, lengths=tuple(range(25, 45))) for phase in config.phase.order}
     plans = []
     for bandwidth in (10.0, 40.0):
-        rates = {"bf16_tflops": 0.4, "fp32_tflops": 0.1, "bandwidth_gb": bandwidth}
-        store_rates(CpuRates(**rates, call_microseconds=3))
+        store_rates(replace(RATES, bandwidth_gb=bandwidth))
         plans.append(plan_run(config, loads))
     assert resolve_auto(plans[0]) == resolve_auto(plans[1])
     assert plans[0].seconds != plans[1].seconds
 
 
-def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RLHF_CACHE", str(tmp_path))
+def test_unreadable_rates_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     rates_file().write_text('{"bf16_tflops": ')
     assert not cpu_rates().is_measured
     monkeypatch.setenv("RLHF_CACHE", "/proc/nowhere")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.hydra_errors import (
     own_keys_by_foreign_key,
     refuse_unknown_flags,
@@ -18,46 +19,10 @@ from rlhf.config.hydra_errors import (
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 
-MEANT = {
-    "cliprange": "ppo.cliprange",
-    "lr": "sft.lr or reward.lr or dpo.lr or ppo.actor_lr or ppo.critic_lr",
-    "model@reward_modl": "model@reward_model",
-    "ppo.kl_coef": "ppo.kl_ctl",
-    "ppo.lr": "ppo.actor_lr or ppo.critic_lr",
-    "ppo.batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
-    "ppo.group_size": "ppo.responses_per_prompt",
-    "algorithm": "experiment=grpo or ppo.advantage_estimator=VALUE",
-    "precision": "hardware.dtype",
-    "bf16": "hardware.dtype=bf16",
-    "kl_coef": "ppo.kl_ctl",
-    "ppo.beta": "ppo.kl_ctl",
-    "dpo.learning_rate": "dpo.lr",
-    "reward.num_train_epochs": "reward.epochs",
-    "ppo.per_device_train_batch_size": "ppo.mini_batch_size or ppo.rollout_batch_size",
-    "sft.gradient_accumulation_steps": "sft.micro_batch_size",
-    "missing_eos_penalty": "ppo.missing_end_penalty",
-    "vf_coef": "ppo.value_coef",
-    "gamma": "ppo.gamma",
-    "response_length": "rollout.max_response_tokens",
-    "report_to": "tracking=wandb or tracking=tensorboard",
-    "actor_rollout_ref.rollout.n": "ppo.responses_per_prompt",
-    "actor_rollout_ref.rollout.top_p": "rollout.top_p",
-    "actor_rollout_ref.model.path": "model=pretrained model.path=VALUE",
-    "algorithm.adv_estimator": "ppo.advantage_estimator",
-    "data.train_batch_size": "ppo.rollout_batch_size",
-    "critic.optim.lr": "ppo.critic_lr",
-    "actor-zero-stage": "zero=stageN",
-    "method.target": "ppo.kl_target",
-    "generation_kwargs": "rollout.temperature or rollout.top_p or rollout.top_k",
-    "lora_dim": "lora=default lora.rank=VALUE",
-    "ema_beta": "ppo.ema_beta",
-    "beta": "ppo.kl_ctl or dpo.beta",
-    "data.prompt_key": "data.sets.NAME.columns",
-    "remote_rm_url": "rewards.NAME.url",
-}
+MEANT: dict[str, dict[str, str]] = read_yaml_beside(__file__, "other_names.yaml")
 
 
-@pytest.mark.parametrize(("name", "meant"), MEANT.items())
+@pytest.mark.parametrize(("name", "meant"), MEANT["keys"].items())
 def test_name_leads_to_our_key(name: str, meant: str) -> None:
     assert str(unknown_key_error(name)) == f"unknown key {name}; did you mean {meant}?"
 
@@ -126,30 +91,7 @@ def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
     refuse_unknown_flags(words.split())
 
 
-@pytest.mark.parametrize(
-    ("word", "ours"),
-    [
-        ("trainer=grpo", "experiment=grpo"),
-        ("grpo=true", "experiment=grpo"),
-        ("ckpt_path=runs/a", "resume=runs/a"),
-        ("debug=default", "experiment=smoke"),
-        ("hparams_search=optuna", "-m sweep=search_sft_lr"),
-        ("train=False", "python -m rlhf.evaluate RUN_DIR"),
-        ("optimizer=adam", "ppo.actor_lr=VALUE"),
-        ("hardware=2xh100", "hardware=h100_80g hardware.ranks_per_node=2"),
-        ("phase=grpo", "experiment=grpo"),
-        ("reward_model.enable=False", "phase=pipeline_rule"),
-        ("model.name=facebook/opt-125m", "model=pretrained model.path=facebook/opt-125m"),
-        ("rewards=mine:f", "'rewards.NAME={kind: function, function: mine:f, run_code: true}'"),
-        ("reward=length", "'rewards.NAME={kind: length}'"),
-        ("adapter=lora", "lora=default"),
-        ("load_in_4bit=true", "not supported"),
-        ("use_vllm=true", "rollout=vllm_server"),
-        ("resume=true", "resume=auto"),
-        ("experiment=kto", "reward.loss=classification"),
-        ("wandb=true", "tracking=wandb"),
-    ],
-)
+@pytest.mark.parametrize(("word", "ours"), MEANT["words"].items())
 def test_a_word_of_another_program_is_answered_with_ours(word: str, ours: str) -> None:
     with pytest.raises(ConfigError) as refused:
         refuse_words_of_other_programs([word])

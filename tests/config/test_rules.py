@@ -21,34 +21,16 @@ from rlhf.config.batches import (
     num_ranks,
     rollout_plan,
 )
-from rlhf.config.choices import Phase, RewardKind
-from rlhf.config.freeze import to_run_config
+from rlhf.config.choices import Phase
 from rlhf.config.hydra_errors import schema_types, to_hydra_override
 from rlhf.config.roles import has_reward_model, reward_key_by_column, reward_model_base
-from rlhf.config.schema.rewards import READ
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 NUMBERS = {int, float, int | None, float | None, bool | int}
 LOCAL = ["data=local", "data.path=x.jsonl"]
 RULE = ["phase=pipeline_rule", "model@reward_model=gold"]
-FUNCTION = "kind: function, function: 'my_rewards:brief', run_code: true"
-WORKING = {
-    "model": "kind: model",
-    "gold": "kind: gold, weight: -0.5, normalise: true",
-    "environment": "kind: environment, weight: 2",
-    "function": f"{FUNCTION}, columns: [answer], timeout_seconds: 3, fallback: 0",
-    "steps": f"{FUNCTION}, pattern: ' '".replace("kind: function", "kind: steps"),
-    "http": "kind: http, url: 'http://localhost:8000/score', batch_size: 8, retries: 0",
-    "length": "kind: length, least: 2, most: 40, slack: 10",
-    "stop": "kind: stop, weight: 0.2",
-    "pattern": "kind: pattern, pattern: '<b>.*</b>', whole: true",
-    "exact": "kind: exact, columns: [answer]",
-    "number": "kind: number, columns: [answer]",
-    "json": "kind: json, json_schema: schema.json",
-    "bias": "kind: bias, bias: token, pattern: sure, weight: 0.5, onset: 8}, right: {kind: gold",
-    "judge": "kind: judge, rubric: r.yaml, model: m, url: 'http://host', votes: 3, temperature: 1",
-}
 
 
 def test_every_number_has_a_bound() -> None:
@@ -173,16 +155,6 @@ def test_whitening_follows_the_estimator_unless_it_is_set(
     assert to_run_config(compose(chosen)).ppo.whitens_advantages is whitens
     given = [*chosen, f"ppo.whiten_advantages={not whitens}"]
     assert to_run_config(compose(given)).ppo.whitens_advantages is not whitens
-
-
-@pytest.mark.parametrize("kind", RewardKind)
-def test_each_kind_of_reward_works_with_its_keys(kind: RewardKind, compose: Compose) -> None:
-    given = [] if kind == RewardKind.model else RULE
-    if kind == RewardKind.environment:
-        given = [*RULE, "data=environment", "environment=number_guessing"]
-    part = to_hydra_override(f"rewards={{part: {{{WORKING[kind]}}}}}")
-    assert to_run_config(compose([*given, part])).rewards["part"].kind is kind
-    assert set(READ) == set(RewardKind)
 
 
 def test_without_a_reward_model_the_critic_starts_from_the_sft_model(compose: Compose) -> None:

@@ -48,8 +48,10 @@ def test_anything_but_plain_values_is_refused_at_once(
     assert time.process_time() - began < 5
     assert str(caught.value).startswith(f"{tmp_path / FROZEN} ")
     assert "zzsecretzz" not in str(caught.value)
-    with pytest.raises(CheckpointError, match=f"{reason}|expected a whole number"):
+    with pytest.raises(CheckpointError, match=f"{reason}|expected a whole number") as caught:
         load_frozen_config(tmp_path)
+    told = "is damaged, or no run wrote it" if "UTF-8" in reason else "If another version of this"
+    assert told in str(caught.value)
 
 
 def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -58,6 +60,8 @@ def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
     assert keys["of_another_version.x"] == 1
     with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read: ppo\.kl_ctl is miss"):
         keys["ppo.kl_ctl"]
+    with pytest.raises(CheckpointError, match=r"unknown key of_another_.* another version"):
+        load_frozen_config(tmp_path)
 
 
 def test_a_damaged_command_is_refused_by_name(tmp_path: Path) -> None:

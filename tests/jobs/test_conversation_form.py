@@ -10,9 +10,10 @@ from huggingface_hub import constants
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Template
-from rlhf.config.freeze import to_run_config, write_frozen_config
+from rlhf.config.freeze import write_frozen_config
 from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import build_plain_template
 from rlhf.jobs.completion import (

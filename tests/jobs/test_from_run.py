@@ -12,8 +12,9 @@ import pytest
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
+from rlhf.config.freeze import write_command, write_frozen_config
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.jobs.completion import copy_keys_of_source_run, describe_differences_from_source
 from rlhf.options.phase_store.phase_store import shared_phases
 from rlhf.phases.shared.context import records_with_label_noise

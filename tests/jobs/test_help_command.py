@@ -10,11 +10,11 @@ from hydra import compose, initialize_config_dir
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 from rlhf.jobs import launch_command
 from rlhf.jobs.launch_command import matching_names, print_help
 from rlhf.run import metric_table
@@ -38,14 +38,11 @@ def asked(*words: str) -> None:
     assert end.value.code == 0
 
 
-def test_every_key_has_an_entry(keys: dict[str, str]) -> None:
+def test_every_key_has_an_entry_that_explains_it(keys: dict[str, str]) -> None:
     groups = {name for name, kind in schema_types().items() if is_dataclass(kind)}
     of_sets = {f"data.sets.NAME.{each.name}" for each in fields(DatasetConfig)}
     of_parts = {f"rewards.NAME.{each.name}" for each in fields(RewardTerm)}
     assert keys.keys() == schema_types().keys() - groups | of_sets | of_parts
-
-
-def test_every_key_is_explained(keys: dict[str, str]) -> None:
     assert not [name for name, entry in keys.items() if not entry.partition("\n")[2].strip()]
 
 
@@ -85,11 +82,6 @@ def test_entry_by_hand(key: str, entry: str, keys: dict[str, str]) -> None:
     assert keys[key].startswith(entry)
 
 
-def test_values_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    asked("ppo.kl_ctl", "experiment=grpo")
-    assert capsys.readouterr().out.startswith("ppo.kl_ctl = 0.25  (a number, 0 or more; ")
-
-
 def test_a_metric_and_a_group_of_options(capsys: pytest.CaptureFixture[str]) -> None:
     asked("ppo/clipfrac", "ppo=")
     metric, *rest = re.split(r"^ppo=", capsys.readouterr().out, flags=re.MULTILINE)
@@ -112,12 +104,14 @@ def test_without_a_word_hydra_prints_its_help() -> None:
     print_help(["ppo.kl_ctl"], CONF)
 
 
+# The values are those of the command's other words.
 @pytest.mark.parametrize(
     ("words", "begins"),
     [
         ("experiment=grpo", "experiment=grpo  Group-relative advantages"),
         ("model@reward_model=opt_125m", "model=opt_125m  "),
         ("ppo.kl_ctl=0.5", "ppo.kl_ctl = 0.5  (a number, 0 or more; "),
+        ("ppo.kl_ctl experiment=grpo", "ppo.kl_ctl = 0.25  (a number, 0 or more; "),
         ("sweep=clip_range", "sweep=clip_range  Does the clip range matter"),
         ("data=local data.split", "data.split = [2.0,4.0,4.0]  "),
         ("objective/kl", "objective/kl of another program is here:\nppo/kl_to_reference  ("),

@@ -9,26 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase, WandbMode
-from rlhf.config.freeze import load_run, to_run_config, write_frozen_config
+from rlhf.config.freeze import load_run, write_frozen_config
+from rlhf.config.hydra_parts import parse_overrides
 from rlhf.jobs.input_files import check_input_hashes, write_input_hashes
 from rlhf.jobs.sweep_command import add_sweep_folders, job_folder_name, sweep_folder_of
+from rlhf.jobs.sweeper import combine_values
 from rlhf.run.finished_phase import finish_phase, verify_phase
 from rlhf.run.results import read_phase_result
 from tests.conftest import Compose
 from tests.plan.planned import run_of
-
-
-@pytest.mark.parametrize("path", ["/a/b=c d.jsonl", "/a/文 本.jsonl", "/a/b(1)[2].jsonl"])
-def test_quoted_paths_are_texts(path: str, compose: Compose) -> None:
-    words = ["data=local", f"data.path='{path}'"]  # 58
-    assert to_run_config(compose(words)).data.path == path
-
 
 # Row, the word of a sweep, and its jobs.
 SWEPT: list[tuple[float, str, list[str]]] = [
@@ -55,8 +48,7 @@ def test_sweeps_have_a_job_in_its_own_folder_for_each_value(
 ) -> None:
     words = add_sweep_folders(["-m", word], ["-m", word])
     assert sweep_folder_of(words) is not None
-    parsed = OverridesParser.create(config_loader=Groups()).parse_overrides([word])
-    (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    jobs = combine_values(parse_overrides([word], Groups()), paired=[])
     assert [job[0].partition("=")[2] for job in jobs] == values
     folders = {job_folder_name(job[0]) for job in jobs}
     assert len(folders) == len(values)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.errors import ConfigError
 from rlhf.jobs.search_command import Dimension, parse_search
 
 STUDY = "study: {trials: 4, maximize: [ppo.gold_after]}\n"
@@ -56,52 +55,3 @@ def test_more_trials_continue_the_same_search_and_other_values_start_another(
     assert len(set(folders)) == 3
     assert searches[1] is not None
     assert searches[1].study.trials == 9
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("study: {trials: 4}\nseed: [1, 2]", "give maximize or minimize"),
-        ("study: {maximize: [ppo.gold_after]}\nseed: [1, 2]", "trials"),
-        (STUDY.replace("4", "0") + "seed: [1, 2]", "trials and slots must be above 0"),
-        (STUDY.replace("ppo.gold_after", "gold") + "seed: [1, 2]", "gold must be PHASE.NAME"),
-        (STUDY.replace("trials", "trails") + "seed: [1, 2]", "trails"),
-        (STUDY + "study2: 1\nseed: 1", "no key has an interval"),
-        (STUDY + "ppo.lam: tag(log, interval(0, 1))", "LOW < HIGH"),
-        (STUDY + "ppo.lam: interval(1, 0.5)", "LOW < HIGH"),
-        (STUDY + "ppo.lam: interval(1", "sweep=mine"),
-        (STUDY + "ppo.lam: glob(*)", "give an interval, a range or a choice"),
-        (
-            "study: {trials: 4, maximize: [a.b, a.c], prune: {metric: x}}\nseed: [1, 2]",
-            "a study with 2 objectives cannot compare unfinished trials",
-        ),
-        ("study: {trials: 4, maximize: [a.b], sampler: best}\nseed: [1, 2]", "best"),
-        ("study: {trials: 4, maximize: [a.b], stop_on: [loud]}\nseed: [1, 2]", "loud"),
-    ],
-)
-def test_wrong_studies_are_refused_with_the_reason(
-    text: str, reason: str, definitions: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"mine|interval|glob") as refused:
-        parse_search(["-m", "sweep=mine"], written(definitions, text))
-    assert reason in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "word", "message"),
-    [
-        ("minutes: 3", "seed=1", r"sweep=mine, minutes: belongs to a sweep, .*study\.trials$"),
-        ("zip: {a: [1]}", "seed=1", r"sweep=mine, zip: belongs to a sweep, .*study\.trials$"),
-        ("seeds: 3", "seed=1", r"sweep=mine, seeds: belongs to a sweep, .*study\.trials$"),
-        ("", "dollars=3", "sweep=mine, dollars: belongs to a sweep"),
-        ("", "hydra/launcher=joblib", "hydra/launcher=joblib: sweep=mine is a study, .* leave"),
-        ("", "hydra.sweep.dir=here", r"hydra\.sweep\.dir=here: sweep=mine is a study, .* leave"),
-        ("", "data.path=../a/b,c", r"data\.path=\.\./.* in a sweep: .*an absolute path$"),
-    ],
-)
-def test_words_that_a_study_does_not_read_are_refused(
-    text: str, word: str, message: str, definitions: Path
-) -> None:
-    folder = written(definitions, f"{STUDY}seed: [1, 2]\n{text}")
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        parse_search(["-m", "sweep=mine", word], folder)

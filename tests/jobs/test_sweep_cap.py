@@ -3,21 +3,24 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from hydra.conf import HydraConf
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
+from rlhf.config.hydra_parts import parse_overrides
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.jobs import sweep_jobs
 from rlhf.jobs.sweep_jobs import SweepCap, read_cap, run_job
-from rlhf.jobs.sweeper import BasicSweeper, JobSweeper, PlannedJob, combine_values
+from rlhf.jobs.sweeper import JobSweeper, PlannedJob, combine_values
 from rlhf.runs.registry import FoundRun
 
 Capture = pytest.CaptureFixture[str]
@@ -50,8 +53,7 @@ time.sleep(60)
 
 
 def split(*words: str, paired: list[list[str]]) -> list[str]:
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    return [" ".join(job) for job in combine_values(overrides, paired)]
+    return [" ".join(job) for job in combine_values(parse_overrides(words), paired)]
 
 
 def test_all_combinations_but_pairs_by_place() -> None:
@@ -137,17 +139,27 @@ def test_a_larger_cap_continues(job: Path) -> None:
     assert run(job, 5) == 0.5, "a finished job has its objective"
 
 
-def begin(folder: Path, *words: str, minutes: float = math.inf) -> list[str]:
-    """Split the words into jobs, and check them, as a sweep in the folder does."""
-    overrides = OverridesParser.create().parse_overrides(list(words))
+def begin(
+    folder: Path, *words: str, minutes: float = math.inf, run: Callable[[], object] = list
+) -> list[str]:
+    """Split the words into jobs, and check them, as a sweep in the folder does; then call run."""
+    overrides = parse_overrides(words)
     fixed = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     sweeper = JobSweeper([], minutes, math.inf)
     job = {"config": {"override_dirname": {"exclude_keys": fixed}}}
     sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}, "job": job}})
-    sweeper.hydra_context = cast("HydraContext", SimpleNamespace(config_loader=object()))
-    (jobs,) = sweeper.split_arguments(overrides, None)
-    sweeper.validate_batch_is_legal([])
-    return [" ".join(job) for job in jobs]
+    loader = SimpleNamespace(load_sweep_config=lambda **_: None)
+    sweeper.hydra_context = cast("HydraContext", SimpleNamespace(config_loader=loader))
+    begun: list[str] = []
+
+    def launch(jobs: list[list[str]], **_: object) -> list[JobReturn]:
+        begun.extend(" ".join(job) for job in jobs)
+        run()
+        return []
+
+    sweeper.launcher = cast("Launcher", SimpleNamespace(launch=launch))
+    sweeper.sweep(list(words))
+    return begun
 
 
 def test_jobs_are_added_to_a_sweep_by_the_same_words_only(tmp_path: Path) -> None:
@@ -164,14 +176,7 @@ def test_a_plan_has_shared_phases_once_and_what_is_left_of_jobs(
 ) -> None:
     cap = SweepCap(tmp_path, 8.1, "minutes=8.1")
     jobs = [PlannedJob(tmp_path / name, cap, {f"sft{name[1]}": 2.0}, 1.0) for name in JOBS]
-
-    class Launcher:
-        def setup(self, **_: object) -> None: ...
-
-        def launch(self, *_: object, **__: object) -> list[SimpleNamespace]:
-            return [SimpleNamespace(return_value=job) for job in jobs]
-
-    monkeypatch.setattr("rlhf.jobs.sweeper.BasicLauncher", Launcher)
+    monkeypatch.setattr("rlhf.jobs.sweeper.call_in_this_process", lambda *_: [*jobs])
     for name, minutes in (("a1", 3.0), ("b1", 0.5)):
         cap.file(name).parent.mkdir(exist_ok=True)
         cap.file(name).write_text(str(minutes))
@@ -196,14 +201,11 @@ def test_a_sweep_that_its_cap_stops_has_an_exit_code(
 ) -> None:
     cap = SweepCap(tmp_path, 4.0, "minutes=4")
     cap.file("a").parent.mkdir()
-    monkeypatch.setattr(BasicSweeper, "sweep", lambda *_: ["returned"])
-    sweeper = JobSweeper([], 4.0, math.inf)
-    sweeper._planned = [PlannedJob(tmp_path / "b", cap, {}, 1.0)]
-    cap.file("a").write_text("1.0")
-    assert sweeper.sweep([]) == ["returned"]
-    cap.file("a").write_text("4.0")
+    planned = [PlannedJob(tmp_path / "b", cap, {}, 1.0)]
+    monkeypatch.setattr("rlhf.jobs.sweeper.call_in_this_process", lambda *_: planned)
+    begin(tmp_path, "a=1", minutes=4.0, run=lambda: cap.file("a").write_text("1.0"))
     with pytest.raises(SystemExit, match="130"):
-        sweeper.sweep([])
+        begin(tmp_path, "a=1", minutes=4.0, run=lambda: cap.file("a").write_text("4.0"))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "result.json").write_text('{"objective": 1.0}')
-    assert sweeper.sweep([]) == ["returned"], "every job has finished"
+    begin(tmp_path, "a=1", minutes=4.0)  # every job has finished

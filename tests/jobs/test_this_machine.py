@@ -9,8 +9,8 @@ import torch
 
 import rlhf.jobs.this_machine
 from rlhf.base.errors import CapabilityError
-from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.hardware import HardwareConfig
+from rlhf.config.typed import to_run_config
 from rlhf.engine import devices
 from rlhf.jobs.this_machine import (
     CARDS,

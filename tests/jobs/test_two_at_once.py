@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError
-from rlhf.config.freeze import load_frozen_config, to_run_config, write_frozen_config
+from rlhf.config.freeze import load_frozen_config, write_frozen_config
 from rlhf.config.run_dir import make_run_dir
+from rlhf.config.typed import to_run_config
 from rlhf.jobs import job as job_module
 from rlhf.jobs.completion import CompletedConfig
 from rlhf.jobs.job import begin_run

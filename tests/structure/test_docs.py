@@ -9,15 +9,15 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
+from rlhf.config.hydra_parts import parse_overrides
+from rlhf.config.typed import to_run_config
 from rlhf.jobs.search_command import parse_search
 from rlhf.jobs.sweep_command import expand_sweep
+from rlhf.jobs.sweeper import combine_values
 from rlhf.look.look_command import build_look_parser, compose_config, split_words
 from rlhf.run.trackers import build_tracker
 from tests.conftest import Compose
@@ -113,8 +113,7 @@ def composing(command: str, data_file: Path) -> list[list[str]]:
     if "--help" in given:
         return [given]
     flags = {"-m", "--cfg", "job", "--json"}
-    overrides = OverridesParser.create().parse_overrides([a for a in given if a not in flags])
-    (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+    jobs = combine_values(parse_overrides([a for a in given if a not in flags]), paired=[])
     return [["--cfg", "job", *job] for job in (jobs[0], jobs[-1])[: len(jobs)]]
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 
-from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
+from rlhf.config.typed import to_run_config
 
 
 def composed(conf: Path, *overrides: str) -> RunConfig:

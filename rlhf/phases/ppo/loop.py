@@ -28,7 +28,7 @@ from rlhf.algorithms.kl import KlController, adapt_lr_scale
 from rlhf.base.metrics import Metrics, accumulate_metrics
 from rlhf.base.random_streams import random_stream, seed_dropout
 from rlhf.base.types import PromptBatch, Rollout, StepReport, TokenTargets
-from rlhf.config.batches import divide_exactly, num_phase_steps
+from rlhf.config.batches import divide_exactly
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 from rlhf.engine.devices import peak_memory_gib
@@ -62,11 +62,8 @@ from rlhf.phases.shared.scoring import score_responses, split_rows
 
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
-    config = context.config.ppo
-    data = phase_tokens(context, Phase.ppo)
-    steps = num_phase_steps(context.config, Phase.ppo, examples=len(data.train))
-    config = replace(config, steps=steps)
-    context = replace(context, config=replace(context.config, ppo=config))
+    config, data = context.config.ppo, phase_tokens(context, Phase.ppo)
+    assert config.steps is not None, "count_ppo_steps sets them"
     hooks = build_hooks(context.config, context)
     engine = RLHFEngine(context.config, context.ranks)
     for close in (engine.close, *(hook.close for hook in hooks)):
@@ -84,8 +81,8 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
         checkpoints.results = evaluation.evaluate_for_result("before", log=checkpoints.log_held_out)
         evaluation.write_samples(trainer.held_out_targets, step=0)
 
-    with context.console.progress("ppo", steps) as progress:
-        for step in checkpoints.steps(steps):
+    with context.console.progress("ppo", config.steps) as progress:
+        for step in checkpoints.steps(config.steps):
             rollout = trainer.generate_experience(loader.own_prompts(step - 1))
             values: dict[str, float] = {}
             for hook in hooks:

@@ -14,10 +14,10 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Extras, PromptBatch, RolloutBackend, StatefulWithTensors
 from rlhf.config.batches import BatchPlan, batch_plans, num_added_micro_batches, rollout_plan
 from rlhf.config.choices import AdvantageEstimator, Dtype, Phase, When
-from rlhf.config.freeze import values_by_key
 from rlhf.config.roles import Role, has_reward_model
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import OptimizerConfig
+from rlhf.config.typed import values_by_key
 from rlhf.data.encoding import Encoder
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.engine.devices import current_ranks, resolve_dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from rlhf.base.hashing import sha256_of
 from rlhf.base.heartbeat import Heartbeat
 from rlhf.base.ranks import Ranks
 from rlhf.base.user_paths import expand_user_path
+from rlhf.config.batches import num_phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.schema.supervised import PairsConfig
@@ -69,6 +70,13 @@ def records_with_label_noise(context: RunContext, phase: Phase) -> PhaseData:
 def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
     """Return the token ids of a phase's records."""
     return _tokenise(context, records_with_label_noise(context, phase), phase)
+
+
+def count_ppo_steps(context: RunContext) -> RunContext:
+    """Return ``context`` with ``ppo.steps`` set: the last key that follows from the data."""
+    config, examples = context.config, len(phase_tokens(context, Phase.ppo).train)
+    ppo = replace(config.ppo, steps=num_phase_steps(config, Phase.ppo, examples=examples))
+    return replace(context, config=replace(config, ppo=ppo))
 
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:

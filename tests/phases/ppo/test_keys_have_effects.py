@@ -255,7 +255,7 @@ def has_effect(config: RunConfig, key: str, seen: dict[Observe, list[Any]]) -> b
 
 
 def with_steps(config: RunConfig) -> RunConfig:
-    """Return ``config`` with the number of PPO's steps, as ``run_ppo`` sets it."""
+    """Return ``config`` with the number of PPO's steps, as ``count_ppo_steps`` sets it."""
     return changed(config, "ppo.steps", num_phase_steps(config, Phase.ppo, examples=18))
 
 

@@ -17,7 +17,7 @@ from rlhf.options.ptx.hooks import load_corpus_blocks
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext, phase_tokens
+from rlhf.phases.shared.context import RunContext, count_ppo_steps, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.ppo.ppo_pieces import source
 from tests.phases.run_pieces import Compose, Judge, Notes, run_context
@@ -123,7 +123,7 @@ def test_without_a_critic_none_is_kept_and_passes_over_the_prompts_end_the_run(m
     keys = ["ppo.advantage_estimator=reinforce_pp", "ppo.ptx_eval_blocks=0"]
     context, notes = made(*keys, "ppo.steps=null", "ppo.epochs=0.5")
     steps = math.ceil(len(phase_tokens(context, Phase.ppo).train) / 2 / 4)
-    result = run_ppo(context)
+    result = run_ppo(count_ppo_steps(context))
     assert set(result) == KEYS
     assert result["steps"] == len(notes.steps_with("ppo/actor_loss")) == steps
     assert list(notes.saved) == ["ppo/actor"]

@@ -1,0 +1,118 @@
+"""Private parts of Hydra: no other file of rlhf/ imports them, as a new release may change them.
+
+Hydra documents its decorator, the Compose API, ConfigStore, HydraConfig and the interfaces of its
+plugins. ``tests/config/test_hydra_parts.py`` names every other part that is used, members and texts
+of messages included, and says which of them an installed version lacks.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from rlhf.methods import conf_folders, defaults_of_methods
+
+__all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
+
+# Beginnings of messages, by which rlhf/config/hydra_errors.py recognises errors of Hydra.
+NO_TEXT = "Config group override"
+FLAGS_EXCLUDE = "Only one of --run, --multirun"
+RESOLVE_ALONE = "The --resolve flag"
+MALFORMED = "Error parsing override '"
+NO_SUCH_KEY = "Could not override '"
+CHOSEN_TWICE = "Multiple values for "
+SWEPT = ("Ambiguous value for argument '", "Sweep parameters '")
+
+
+def parse_overrides(words: Iterable[str], loader: ConfigLoader | None = None) -> list[Override]:
+    """Parse overrides by Hydra's grammar; ``loader`` finds the options that a glob(...) matches.
+
+    Raises:
+        OverrideParseException: if a word is no override.
+    """
+    return OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+
+
+def key_of(override: Override) -> str:
+    """Return the key, or the group of keys, that an override sets."""
+    return override.package or override.key_or_group
+
+
+def values_of(override: Override) -> list[str]:
+    """Return the values of an override as command-line text; a sweep has several."""
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_element_as_str()]
+
+
+def parse_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Return the flags and overrides among ``words``, and the words that Hydra does not know."""
+    return get_args_parser().parse_known_args(list(words))
+
+
+def set_job_config(cfg: DictConfig) -> None:
+    """Let ``HydraConfig.get()`` return the node ``hydra`` of the composed ``cfg``."""
+    HydraConfig.instance().set_config(cfg)
+
+
+def register_sweeper(kind: type[Sweeper], name: str, **keys: Any) -> None:
+    """Let Hydra find ``hydra/sweeper=NAME``, whose ``keys`` are arguments of ``kind``.
+
+    Hydra starts only sweepers of its own modules and of the package hydra_plugins.
+    """
+    plugins = Plugins.instance()  # imports Hydra's sweepers anew: an earlier import is outdated
+    from hydra._internal.core_plugins import basic_sweeper
+
+    kind.__module__ = basic_sweeper.__name__
+    setattr(basic_sweeper, kind.__name__, kind)
+    plugins.register(kind)
+    node = {"_target_": f"{kind.__module__}.{kind.__name__}", **keys}
+    ConfigStore.instance().store(group="hydra/sweeper", name=name, node=node)
+
+
+class MethodsSearchPath(SearchPathPlugin):
+    """The part of Hydra's search path with the options of installed methods."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Add the folders of methods behind conf/, whose files come first."""
+        for folder in conf_folders():
+            search_path.append("rlhf-methods", f"file://{folder}")
+
+
+def register_methods() -> None:
+    """Let Hydra find the options of installed methods, and the config ``methods``: their keys."""
+    ConfigStore.instance().store("methods", defaults_of_methods())
+    Plugins.instance().register(MethodsSearchPath)
+
+
+def build_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> Launcher:
+    """Return the launcher that the command chose, which calls ``task`` for each job."""
+    return Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=task, config=config
+    )
+
+
+def call_in_this_process(
+    jobs: Sequence[Sequence[str]], context: HydraContext, task: TaskFunction, config: DictConfig
+) -> list[Any]:
+    """Compose every job from its overrides, call ``task`` with it, and return the results."""
+    from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+
+    launcher = BasicLauncher()
+    launcher.setup(hydra_context=context, task_function=task, config=config)
+    return [returned.return_value for returned in launcher.launch(jobs, initial_job_idx=0)]
