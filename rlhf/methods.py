@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -42,14 +42,16 @@ class Part:
 class MethodKeys:
     """The base of the dataclasses with a method's keys, which a group of the configuration gets.
 
-    Each key has a default value.
+    Each key has a default value. The group gets the keys only, no functions of the class.
     """
 
     @classmethod
     def of(cls, config: object) -> Self:
-        """Return the group of ``config`` that has these keys, or ``config`` if it has them."""
+        """Return these keys, of a group of ``config``, or of ``config`` if it is the group."""
+        names = [key.name for key in fields(cls)]  # type: ignore[arg-type]
         groups = [config, *vars(config).values()]
-        return next(group for group in groups if isinstance(group, cls))
+        group = next(group for group in groups if all(hasattr(group, name) for name in names))
+        return cls(**{name: getattr(group, name) for name in names})
 
 
 class Method:
@@ -224,12 +226,12 @@ def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
     """Return a decorator that adds the keys of the installed methods to the class of ``group``."""
 
     def extend(core: type[T]) -> type[T]:
-        taken = {field.name: "rlhf" for field in fields(core)}  # type: ignore[arg-type]
+        taken = {key.name: "rlhf" for key in fields(core)}  # type: ignore[arg-type]
         bases: list[type] = [core]
         for method in installed_methods():
             if (keys := method.keys.get(group)) is None:
                 continue
-            names = [field.name for field in fields(keys)]  # type: ignore[arg-type]
+            names = [key.name for key in fields(keys)]  # type: ignore[arg-type]
             if clash := next((name for name in names if name in taken), None):
                 _find_methods().faults.append(
                     f"the method {method.name} of {method.package} cannot be used: {group}.{clash} "
@@ -237,13 +239,26 @@ def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
                 )
                 continue
             taken |= dict.fromkeys(names, method.package)
-            bases.insert(0, keys)
+            bases.insert(0, _keep_fields(keys))
         if bases == [core]:
             return core
         namespace = {"__doc__": core.__doc__, "__module__": core.__module__}
         return dataclass(kw_only=True)(type(core.__name__, tuple(bases), namespace))
 
     return extend
+
+
+def _keep_fields(keys: type) -> type:
+    """Return a class with the fields of ``keys`` only, whose types and docstrings stay findable."""
+    columns = []
+    for key in fields(keys):
+        if key.default_factory is MISSING:
+            own: Any = field(default=key.default, metadata=key.metadata)
+        else:
+            own = field(default_factory=key.default_factory, metadata=key.metadata)
+        columns.append((key.name, key.type, own))
+    names = {"__module__": keys.__module__, "__qualname__": keys.__qualname__}
+    return make_dataclass(keys.__name__, columns, namespace=names, kw_only=True)
 
 
 def read_table(method: Method, name: str) -> Mapping[str, Any]:
@@ -301,9 +316,9 @@ def _drop(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, An
 def patterns_of_places() -> list[str]:
     """Return regular expressions of the keys of installed methods that name files or folders."""
     return [
-        re.escape(f"{group}.{field.name}").replace(f"{REWARDS}\\.", rf"{REWARDS}\..+\.")
+        re.escape(f"{group}.{key.name}").replace(f"{REWARDS}\\.", rf"{REWARDS}\..+\.")
         for method in installed_methods()
         for group, keys in method.keys.items()
-        for field in fields(keys)  # type: ignore[arg-type]
-        if field.metadata.get("names") is Names.place
+        for key in fields(keys)  # type: ignore[arg-type]
+        if key.metadata.get("names") is Names.place
     ]

@@ -8,10 +8,9 @@ import yaml
 
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.refusals import refusal_as_json
-from rlhf.config.choices import RewardKind
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.hydra_errors import explain_hydra_error, schema_types, to_hydra_override
-from rlhf.config.schema.rewards import READ
+from rlhf.config.schema.rewards import READ, AnyRewardKind
 from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
@@ -21,8 +20,9 @@ OF_HYDRA = "Could not delete from config|Error merging override"
 
 
 def commands(name: str) -> list[str]:
-    """Return the lines of a file of this folder, and of the files that options have."""
+    """Return the lines of a file of this folder, and of the files of options and methods."""
     files = [FOLDER / name, *sorted(FOLDER.parent.glob(f"options/*/{name}"))]
+    files += sorted(FOLDER.parent.glob(f"lab/*/{name}"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in lines if not line.startswith("# ")]
 
@@ -93,4 +93,4 @@ def test_every_good_command_is_accepted(compose: Compose) -> None:
         kinds |= {part.kind for part in config.rewards.values()}
         if not note:
             refuse_unread_keys(config, words)
-    assert kinds == set(READ) == set(RewardKind)
+    assert kinds == set(READ) == {*AnyRewardKind}

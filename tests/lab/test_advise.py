@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf_lab.advise import PROBE, Probe
 from tests.conftest import Compose
 from tests.documents import read_document

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.base.errors import ConfigError
 from rlhf.base.types import Rollout
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.targets import (
     TargetMaker,

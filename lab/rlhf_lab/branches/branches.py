@@ -126,7 +126,7 @@ def add_step_values(
     among all ranks, so they do not depend on the number of ranks.
     """
     config, ranks = engine.config, engine.ranks
-    keys = BranchKeys.of(config)
+    keys = BranchKeys.of(maker.config)
     responses, tokens = rollout.responses, config.rollout.max_response_tokens
     states: list[BranchPoint] = []
     draws = []

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     AnyRewardKind = RewardKind
 else:  # also the kinds of installed methods
     OF_METHODS = [kind for method in installed_methods() for kind in method.reward_kinds]
-    AnyRewardKind = StrEnum("RewardKind", {kind: kind for kind in [*RewardKind, *OF_METHODS]})
+    OF_CORE = [kind.value for kind in RewardKind]
+    AnyRewardKind = StrEnum("RewardKind", {kind: kind for kind in [*OF_CORE, *OF_METHODS]})
 
 
 @dataclass(kw_only=True)

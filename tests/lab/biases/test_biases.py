@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from rlhf.config.choices import RewardKind
-from rlhf.config.freeze import to_run_config
 from rlhf.config.hydra_errors import to_hydra_override
-from rlhf.config.schema.rewards import RewardTerm
-from rlhf.options import hooks_of
+from rlhf.config.schema.rewards import AnyRewardKind, RewardTerm
+from rlhf.config.typed import to_run_config
+from rlhf.methods import methods_in_use
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.rewards.rules import Answers
-from rlhf_lab.biases import RewardBias
-from rlhf_lab.biases.bias_scores import HALF_LENGTH, build
+from rlhf_lab.biases import KIND, RewardBias
+from rlhf_lab.biases.bias_scores import HALF_LENGTH, BiasScorer
 from tests.conftest import Compose
+
+
+def part_of(**keys: Any) -> RewardTerm:
+    return RewardTerm(kind=AnyRewardKind(KIND), **keys)
 
 
 @pytest.mark.parametrize(
@@ -38,23 +41,23 @@ def test_a_bias_depends_on_the_prompt_and_its_response(
     responses, count = [*expected], len(expected)
     tokens = [len(each.split()) for each in responses]
     answers = Answers(["Is it right?"] * count, responses, [True] * count, tokens, {})
-    score, _ = build(RewardTerm(kind=RewardKind.bias, **keys), Path())
+    score, _ = BiasScorer().build(part_of(**keys), Path())
     assert score(answers) == pytest.approx([*expected.values()])
 
 
 @pytest.mark.parametrize(("step", "expected"), [(6, 0), (7, 1 / 2), (None, 1 / 2)])
 def test_a_bias_scores_responses_from_its_onset_on(step: int | None, expected: float) -> None:
-    part = RewardTerm(kind=RewardKind.bias, bias=RewardBias.length, onset=7)
+    part = part_of(bias=RewardBias.length, onset=7)
     answers = Answers(["?"], ["!"], [True], [HALF_LENGTH], {}, step)
-    score, _ = build(part, Path())
+    score, _ = BiasScorer().build(part, Path())
     assert score(answers) == [expected]
 
 
 def test_the_user_is_told_of_the_onset(compose: Compose) -> None:
     word = "rewards={learned: {kind: model}, evil: {kind: bias, bias: length, onset: 7}}"
     config = to_run_config(compose([to_hydra_override(word)]))
-    (warn,) = hooks_of("rules", "reward_warnings", config)
-    (warning,) = warn(config)
+    (method,) = methods_in_use(config)
+    (warning,) = method.warnings(config)
     assert "rewards.evil (kind=bias) corrupts the score on purpose from step 7 on" in warning
     (hook,) = build_hooks(config)
     engine: Any = None

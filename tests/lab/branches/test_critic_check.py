@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.batches import BatchPlan
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.data.collate import collate_prompts
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.models.language_model import LanguageModel
@@ -147,7 +147,7 @@ def test_monte_carlo_advantages_are_differences_of_true_values(compose: Compose)
     words += [f"ppo.missing_end_penalty={PENALTY}", f"ppo.clip_reward_value={CLIP}"]
     config = to_run_config(compose([*words, "ppo.whiten_advantages=false"]))
     maker = maker_of(config)
-    rollout = add_step_values(engine, rollout, maker, config.ppo, kl_ctl=KL_CTL)
+    rollout = add_step_values(engine, rollout, maker, kl_ctl=KL_CTL)
     made = maker.make(rollout, kl_ctl=KL_CTL)
     first, other = (exact_value(engine, prompt, []) for prompt in ([2, 3, 4], [4, 4]))
     after = exact_value(engine, [2, 3, 4], [3, 2])

@@ -14,17 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from rlhf.base.seams import CostsSeam
 
 from rlhf.base.errors import DataError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Rollout
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
+from rlhf.models.model_uses import costs_of_methods
 from rlhf.models.tokenizers import train_tokenizer
-from rlhf.options import modules_of
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.targets import TargetMaker
@@ -118,7 +117,7 @@ def test_each_token_pays_for_its_own_kl_to_the_teacher(compose: Compose, words: 
 )
 def test_plans_count_a_further_pass(words: list[str], passes: int, compose: Compose) -> None:
     config = to_run_config(compose([ON, "model=opt_125m", *words]))
-    costs: CostsSeam = next(modules_of("costs", config))
+    (costs,) = costs_of_methods(config)
     assert costs.added_step_seconds(config, Phase.ppo, 9.0, {"score": 6.0}) == {"teach": 6 / passes}
     assert costs.added_step_seconds(config, Phase.sft, 9.0, {"score": 6.0}) == {}
 

@@ -2,7 +2,7 @@
 
 from rlhf.config.choices import Phase
 from rlhf.config.effects import effect_of, values_that_affect
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
 

@@ -15,7 +15,7 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.random_streams import random_stream, seed_for
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Dtype, Phase
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.data.collate import PairStep, divide_pairs_into_steps
 from rlhf.data.splits import PhaseData
 from rlhf.engine.settings import EngineSettings, OptimizerSettings

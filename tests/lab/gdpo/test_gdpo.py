@@ -12,7 +12,7 @@ import torch
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout, TermScores
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from tests.conftest import Compose

@@ -14,8 +14,8 @@ from torch import nn
 
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
+from rlhf.config.typed import to_run_config
 from rlhf.models.model_uses import models_in_phase
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.loop import PPOTrainer

@@ -8,7 +8,7 @@ import torch
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout, TermScores
-from rlhf.config.freeze import to_run_config
+from rlhf.config.typed import to_run_config
 from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.step_metrics import equal_scores_mask

@@ -15,13 +15,13 @@ import torch
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.config.choices import RewardKind
-from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.rewards import AnyRewardKind, RewardTerm
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.phases.ppo.reward_mix import RewardMix
 from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.rewards.rules import Answers
-from rlhf_lab.step_rewards.step_scores import build, find_step_ends
+from rlhf_lab.step_rewards.step_scores import StepScorer, find_step_ends
 from tests.phases.ppo.ppo_pieces import engine_config
 
 TOKENIZER = train_tokenizer(["ab\nab\n\n\nab über a\nü\n\n"] * 9, vocab_size=275)
@@ -60,7 +60,7 @@ def mix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardMix]:
     folder = tmp_path_factory.mktemp("stepwise")
     (folder / "stepwise.py").write_text(MODULE)
     work = RewardTerm(
-        kind=RewardKind.steps,
+        kind=AnyRewardKind("steps"),
         function="stepwise:score",
         pattern=r"\n",
         columns=["n"],
@@ -149,8 +149,8 @@ def test_a_function_must_score_every_step(
     name = f"of_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(f"def f(prompts, responses):\n    return {result}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    part = RewardTerm(kind=RewardKind.steps, function=f"{name}:f", pattern=r"\n")
-    score, criteria = build(part, tmp_path)
+    part = RewardTerm(kind=AnyRewardKind("steps"), function=f"{name}:f", pattern=r"\n")
+    score, criteria = StepScorer().build(part, tmp_path)
     assert criteria == ["steps"]
     answers = Answers(["?", "?"], ["a\nb", "c"], [True] * 2, [3, 1], {})
     if scores == "nan":
