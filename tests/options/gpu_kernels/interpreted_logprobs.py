@@ -22,8 +22,6 @@ from tests.options.cpu_kernels.test_logprobs import (  # noqa: F401
     some_logits,
     test_a_token_that_cannot_come_adds_nothing,
     test_an_id_outside_the_block_is_not_read,
-    test_sums_and_entropies,
-    test_the_slope_by_the_logits,
 )
 from tests.options.gpu_kernels.test_logprobs_gpu import HOSTILE, assert_as_torch, padded
 from tests.rounding import assert_near
