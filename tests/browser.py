@@ -35,7 +35,6 @@ class Shown(NamedTuple):
 def show(path: Path, folder: Path, *, width: int = 1400, dark: bool = False) -> Shown:
     """Open a page and audit it; Chromium's profile goes to ``folder``."""
     spec = find_spec("axe_core_python")
-    assert spec is not None
     assert spec.origin is not None
     with tab(folder, "about:blank") as page:
         size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
@@ -116,8 +115,6 @@ def tab(folder: Path, url: str) -> Iterator[Tab]:
     command = ["sh", "-c", redirected, str(CHROMIUM), *flags]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **pipes) as run:  # closing the pipes ends Chromium
-        assert run.stdin is not None
-        assert run.stdout is not None
         opened = Tab(run.stdin.fileno(), run.stdout.fileno())
         opened.call("Page.navigate", url=url)
         yield opened

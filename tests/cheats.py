@@ -5,8 +5,6 @@ of the change. ``CHEATS`` names the check that finds it from the files alone; th
 hashes fit, and only what is computed again finds them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -11,6 +11,7 @@ from ctypes import CDLL
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -132,6 +133,14 @@ def _same_environment() -> Iterator[None]:
         os.environ.update(before)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)  # as set_torch_threads sets it
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A small tokenizer, which tests only read."""
+    from tests.models_on_disk import small_tokenizer
+
+    return small_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from rlhf.gpu_check.runs import differing_files
 from tests.rewards.endpoint import endpoint
-from tests.runs import ROOT, TINY_RUN, launch, start
+from tests.runs import EPISODES, ROOT, TINY_RUN, launch, start
 
 STEPS = ["sft.epochs=9", "reward.epochs=9", "ppo.steps=40", "ppo.eval_every=4"]
 FEW_STEPS = ["sft.epochs=3", "reward.epochs=3", "ppo.steps=12", "ppo.eval_every=4"]
@@ -40,7 +40,8 @@ MARK = "RLHF_SOAK"  # in the environment of all processes of one attempt
 RUNS: Mapping[str, Sequence[str]] = {
     "plain": [],
     "dropout": ["model.dropout=0.1", "ppo.actor_dropout=0.1", "ppo.critic_dropout=0.1"],
-    "endpoint": ["phase=pipeline_rule", "rewards.length={{kind: http, url: '{url}'}}"],
+    "endpoint": ["phase=pipeline_rule", "rewards.length={kind: http, url: '{url}'}"],
+    "episodes": EPISODES,
     "two ranks under ZeRO 0": ["hardware.ranks_per_node=2", "zero=stage0"],
     "two ranks under ZeRO 2": ["hardware.ranks_per_node=2", "zero=stage2"],
     "sampled beside training": [
@@ -216,7 +217,7 @@ def main() -> int:
             os.environ["RLHF_CACHE"] = str(folder / "cache")
             how = {"kills": options.kills // len(kinds), "seed": options.seed, "say": say}
             how |= {"popen": subprocess.Popen}  # as a user starts it: each process is marked
-            words = [word.format(url=server.url) for word in (RUNS | SWEEPS)[kind]]
+            words = [word.replace("{url}", server.url) for word in (RUNS | SWEEPS)[kind]]
             in_saves, found = (soak_run if kind in RUNS else soak_sweep)(folder, words, **how)
             minutes = (time.monotonic() - began) / 60
             verdict = f"DIFFERENT: {', '.join(found)}" if found else "equal, nothing left behind"

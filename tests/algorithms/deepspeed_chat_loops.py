@@ -3,13 +3,12 @@
 Everything is in DeepSpeed-Chat's own coordinates: a row is a whole sequence of ``prompt_width``
 left-padded prompt tokens and the response after it, action i is the choice of token i + 1, the
 first action of a response is ``prompt_width - 1``, and masks are read off the ids: what is not the
-padding id counts. Losses are means. Nothing here comes from ``rlhf``.
+padding id counts. Nothing here comes from ``rlhf``; the losses are those of ``loop_reference``.
 
 The walk-throughs show two editions. This is the late one, which zeroes rewards and values behind a
 response. It puts the score on the end token if the padding is the end token.
 """
 
-import math
 from typing import NamedTuple
 
 from tests.algorithms.loop_reference import Row, Rows, clip, log_softmax
@@ -88,70 +87,6 @@ def targets(experience: Experience) -> Targets:
         advantages.append(backwards[::-1])
         returns.append([a + v[start + t] for t, a in enumerate(advantages[-1])])
     return Targets(rewards, advantages, returns)
-
-
-def actor_loss(logprobs: Rows, old_logprobs: Rows, advantages: Rows, mask: Mask) -> float:
-    """Mean clipped surrogate of the masked actions."""
-    total, count = 0.0, 0
-    for row in zip(logprobs, old_logprobs, advantages, mask, strict=True):
-        for new, old, advantage, counts in zip(*row, strict=True):
-            if counts:
-                ratio = math.exp(new - old)
-                plain, clipped = (
-                    -advantage * ratio,
-                    -advantage * clip(ratio, 1 - CLIPRANGE, 1 + CLIPRANGE),
-                )
-                total, count = total + max(plain, clipped), count + 1
-    return total / count
-
-
-def critic_loss(values: Rows, old_values: Rows, returns: Rows, mask: Mask) -> float:
-    """Half the mean squared error of the masked actions, values held near the old ones."""
-    total, count = 0.0, 0
-    for row in zip(values, old_values, returns, mask, strict=True):
-        for new, old, target, counts in zip(*row, strict=True):
-            if counts:
-                held = clip(new, old - CLIPRANGE_VALUE, old + CLIPRANGE_VALUE)
-                total += max((new - target) ** 2, (held - target) ** 2)
-                count += 1
-    return 0.5 * total / count
-
-
-class Pair(NamedTuple):
-    """One preference pair, right-padded to one length, with the values of its tokens."""
-
-    chosen: list[int]
-    rejected: list[int]
-    chosen_values: Row
-    rejected_values: Row
-
-
-class PairResult(NamedTuple):
-    """Loss of one pair, and the scores at its ends."""
-
-    loss: float
-    chosen_end: float
-    rejected_end: float
-
-
-def first_difference(chosen: list[int], rejected: list[int]) -> int:
-    """The first position where two rows differ."""
-    return next(i for i, (a, b) in enumerate(zip(chosen, rejected, strict=True)) if a != b)
-
-
-def reward_loss(pair: Pair, *, pad_id: int) -> PairResult:
-    """Mean pairwise loss from the first difference to the end of the longer sequence."""
-    length = len(pair.chosen)
-    ends = [row.index(pad_id) if pad_id in row else length for row in pair[:2]]
-    losses = []
-    for i in range(first_difference(pair.chosen, pair.rejected), max(ends)):
-        margin = pair.chosen_values[i] - pair.rejected_values[i]
-        losses.append(math.log(1 + math.exp(-margin)))
-    return PairResult(
-        sum(losses) / len(losses),
-        pair.chosen_values[ends[0] - 1],
-        pair.rejected_values[ends[1] - 1],
-    )
 
 
 def lm_loss(logits: list[Rows], ids: Ids) -> float:

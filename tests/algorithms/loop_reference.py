@@ -7,8 +7,6 @@ policy loss, https://arxiv.org/abs/1909.08593 for whitening and the KL controlle
 stand beside the rest) and from the loops of DeepSpeed-Chat, not from ``rlhf.algorithms``.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -37,11 +35,6 @@ def log_softmax(logits: Row, temperature: float) -> Row:
     return [x - log_total for x in scaled]
 
 
-def entropy(logits: Row, temperature: float) -> float:
-    """Entropy of a softmax at ``temperature``, in nats."""
-    return -math.fsum(math.exp(x) * x for x in log_softmax(logits, temperature))
-
-
 def clip(x: float, low: float, high: float) -> float:
     """``x`` held in [low, high]."""
     if x < low:
@@ -51,30 +44,10 @@ def clip(x: float, low: float, high: float) -> float:
     return x
 
 
-def clip_scores(
-    scores: Row,
-    ended: list[bool],
-    *,
-    limit: float | None,
-    penalty: float,
-    instead: float | None = None,
-) -> Row:
-    """Clipped scores, less a penalty (or another score ``instead``) where there is no end."""
-    result = []
-    for score, has_end in zip(scores, ended, strict=True):
-        clipped = score if limit is None else clip(score, -limit, limit)
-        if not has_end:
-            clipped = clipped - penalty if instead is None else instead
-        result.append(clipped)
-    return result
-
-
-def scale_scores(scores: Row, seen: Row, *, shift_mean: bool) -> Row:
-    """trlx's scale_reward: scores in deviations of those that were ``seen``, if they differ."""
-    mean = math.fsum(seen) / len(seen)
-    variance = math.fsum((x - mean) ** 2 for x in seen) / len(seen)
-    deviation = math.sqrt(variance + 1e-8) if variance > 1e-6 else 1.0
-    return [(score - (mean if shift_mean else 0.0)) / deviation for score in scores]
+def clip_scores(scores: Row, ended: list[bool], *, limit: float, penalty: float) -> Row:
+    """Clipped scores, less a penalty where there is no end."""
+    pairs = zip(scores, ended, strict=True)
+    return [clip(score, -limit, limit) - penalty * (not has_end) for score, has_end in pairs]
 
 
 def rewards_to_go(rewards: Rows, *, gamma: float) -> Rows:
@@ -320,16 +293,6 @@ def controlled_kl_ctl(
     """lm-human-preferences' AdaptiveKLController.update."""
     error = clip(kl_per_sequence / target - 1, -0.2, 0.2)
     return kl_ctl * (1 + error * num_sequences / horizon)
-
-
-def sequence_logprobs(logits: list[Rows], ids: list[list[int]], keep: list[list[bool]]) -> Row:
-    """Log-probability of the kept tokens of each sequence; token t comes from the logits before."""
-    return [
-        math.fsum(
-            log_softmax(rows[t - 1], 1.0)[tokens[t]] for t in range(1, len(tokens)) if kept[t]
-        )
-        for rows, tokens, kept in zip(logits, ids, keep, strict=True)
-    ]
 
 
 def dpo_losses(pairs: Rows, *, beta: float, label_smoothing: float) -> Row:

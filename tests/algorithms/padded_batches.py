@@ -37,12 +37,8 @@ def shuffled(size: int, *, seed: int) -> Tensor:
 
 def with_garbage(x_BT: Tensor, keep_BT: Tensor, value: float, *, extra: int = 0) -> Tensor:
     """``x`` with ``value`` in its dead cells and in ``extra`` more columns."""
-    return with_padding(torch.where(keep_BT, x_BT, value), extra, value)
-
-
-def with_padding(x_BT: Tensor, extra: int, value: float = 0) -> Tensor:
-    """``x`` with ``extra`` more columns of ``value``."""
-    return torch.cat([x_BT, torch.full_like(x_BT[:, :1], value).expand(-1, extra)], dim=1)
+    more_B1 = torch.full_like(x_BT[:, :1], value)
+    return torch.cat([torch.where(keep_BT, x_BT, value), more_B1.expand(-1, extra)], dim=1)
 
 
 def f64(*values: Any) -> Tensor:

@@ -15,11 +15,7 @@ from rlhf.algorithms.advantages import (
     token_rewards,
 )
 from rlhf.base.metrics import Moments
-from tests.algorithms.padded_batches import (
-    assert_close,
-    f64,
-    keep_of,
-)
+from tests.algorithms.padded_batches import assert_close, f64, keep_of
 
 NAN = float("nan")
 
@@ -36,16 +32,6 @@ def test_scores_by_hand() -> None:
         assert_close(clip_scores(scores_B, ended_B, clip=clip, missing_end_penalty=1.0), expected)
     single = clip_scores(torch.ones(1), torch.tensor([False]), clip=5.0, missing_end_penalty=1.0)
     assert single.dtype == torch.float32
-
-
-def test_a_missing_end_score_takes_the_place_of_the_score_by_hand() -> None:
-    # neither clipped at 5 nor less the penalty; zero is a score as well
-    ended_B = torch.tensor([True, False, False])
-    for instead in (-9.0, 0.0):
-        result = clip_scores(
-            f64(7, 7, -3), ended_B, clip=5.0, missing_end_penalty=1.0, missing_end_score=instead
-        )
-        assert_close(result, [5, instead, instead])
 
 
 @pytest.mark.parametrize("seen", [f64(3, 3), f64(3, 3 + 1e-6), f64(1)])

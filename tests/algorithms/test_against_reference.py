@@ -3,8 +3,6 @@
 ``tests/phases/ppo/`` has policy losses (test_objective.py) and whole steps (test_trainer.py).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import NamedTuple
@@ -14,20 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlhf.algorithms.advantages import (
-    gae,
-    grpo_advantages,
-    length_adaptive_lam,
-    reinforce_pp_advantages,
-    rloo_advantages,
-    scale_scores,
-)
+from rlhf.algorithms.advantages import grpo_advantages, reinforce_pp_advantages, rloo_advantages
 from rlhf.algorithms.ppo import policy_loss, value_loss
-from rlhf.base.metrics import Moments
-from rlhf.options.corrections.off_policy import (
-    CorrectionLevel,
-    rollout_weights,
-)
+from rlhf.options.corrections.off_policy import CorrectionLevel, rollout_weights
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
 from tests.algorithms.padded_batches import assert_close, keeps, normal, quick, seeds, with_garbage
@@ -55,7 +42,6 @@ class Batch(NamedTuple):
     reference_logprobs_BT: Tensor
     old_values_BT: Tensor
     values_BT: Tensor
-    scores_B: Tensor
     ended_B: Tensor
 
 
@@ -66,25 +52,12 @@ def random_batch(keep_BT: Tensor, seed: int) -> Batch:
     )
     old, values = -one.abs() - 0.1, 2 * two
     tensors = (old, old + 0.3 * three, old + 0.5 * four, values, values + 0.5 * five)
-    scores_B = normal(len(keep_BT), seed=10 * seed + 5, scale=8.0)
     ended_B = normal(len(keep_BT), seed=10 * seed + 6) > 0
-    return Batch(keep_BT, *(with_garbage(x, keep_BT, math.nan) for x in tensors), scores_B, ended_B)
+    return Batch(keep_BT, *(with_garbage(x, keep_BT, math.nan) for x in tensors), ended_B)
 
 
 batches = st.builds(random_batch, keeps(), seeds)
 shares = st.floats(0.1, 1.0)
-
-
-@quick
-@given(batch=batches, shift_mean=st.booleans())
-def test_scaled_scores(batch: Batch, shift_mean: bool) -> None:
-    seen_B = batch.values_BT[batch.keep_BT]
-    result = scale_scores(batch.scores_B, Moments.of(seen_B), shift_mean=shift_mean)
-    expected = reference.scale_scores(
-        batch.scores_B.tolist(), seen_B.tolist(), shift_mean=shift_mean
-    )
-    # deviations may be as small as 1e-3, and then all digits count
-    torch.testing.assert_close(result, torch.tensor(expected).double(), rtol=1e-6, atol=TOLERANCE)
 
 
 @quick
@@ -107,23 +80,6 @@ def test_advantages_without_a_critic(keep: Tensor, seed: int, copies: int, gamma
     result = reinforce_pp_advantages(rewards_BT, keep, gamma=gamma)
     assert_rows(result.advantages_BT, keep, reference.rewards_to_go(rows, gamma=gamma))
     assert result.returns_BT.equal(result.advantages_BT)
-
-
-@quick
-@given(batch=batches, gamma=shares, alpha=st.floats(0.1, 2.0))
-def test_each_response_has_the_lambda_of_its_length(
-    batch: Batch, gamma: float, alpha: float
-) -> None:
-    keep, rewards_BT, values_BT = batch.keep_BT, batch.values_BT, batch.old_values_BT
-    lam_B = length_adaptive_lam(keep, alpha=alpha)
-    result = gae(rewards_BT, values_BT, keep, gamma=gamma, lam=lam_B.double())
-    for row in range(len(keep)):
-        one = [rows_of(x[row : row + 1], keep[row : row + 1]) for x in (rewards_BT, values_BT)]
-        lam = max(0.0, 1 - 1 / (alpha * len(one[0][0])))
-        advantages, returns = reference.gae(*one, gamma=gamma, lam=lam)
-        assert_close(result.advantages_BT[row][keep[row]], advantages[0], atol=TOLERANCE)
-        assert_close(result.returns_BT[row][keep[row]], returns[0], atol=TOLERANCE)
-    assert not any(x_BT[~keep].any() for x_BT in result)
 
 
 @quick
@@ -204,4 +160,3 @@ def test_the_batches_reach_every_branch() -> None:
     assert 0.05 < actor.dual_clipfrac.value() < 0.9
     assert 0.1 < critic.value_clipfrac.value() < 0.9
     assert 0 < batch.ended_B.sum() < 5
-    assert 0 < (batch.scores_B.abs() > 5.0).sum() < 5

@@ -3,11 +3,21 @@
 import math
 
 import torch
+from torch import Tensor
 
+from rlhf.algorithms.sft import SftLoss, sft_loss
+from rlhf.base.types import SequenceBatch, TokenPositions
+from rlhf.models.output_layer import token_logprobs
 from tests.algorithms.padded_batches import assert_close, f64, keep_of
-from tests.algorithms.token_sums import language_loss
 
 UNEQUAL = [0, math.log(2), math.log(5)]  # the softmax is 1/8, 2/8, 5/8
+
+
+def language_loss(logits_BSV: Tensor, ids_BS: Tensor, keep_BS: Tensor) -> SftLoss:
+    """The loss on the kept tokens that are predicted, from the logits of all positions."""
+    picks = TokenPositions.from_batch(SequenceBatch(ids_BS, keep_BS, keep_BS))
+    logits_NV = logits_BSV[picks.rows_N, picks.columns_N]
+    return sft_loss(token_logprobs(logits_NV, picks.ids_N).logprobs_N)
 
 
 def test_sft_loss_by_hand() -> None:

@@ -31,8 +31,7 @@ def generated(role: Role, dtype: Dtype = Dtype.fp32, **changes: Any) -> dict[str
 
 
 def section_of(role: Role, **changes: Any) -> dict[str, Any]:
-    section: dict[str, Any] = generated(role, **changes)["zero_optimization"]
-    return section
+    return generated(role, **changes)["zero_optimization"]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from rlhf.options.average.moving_average import MovingAverage
 from rlhf.options.replay.weight_digests import digest_of_slice
 from tests.engine.test_deepspeed_config import zero
 from tests.plain_engine import whole_state
-from tests.zero_settings import CONSTANT, adamw
+from tests.zero_settings import adamw
 
 LINEAR = build_lr_schedule("linear", warmup_steps=2, total_steps=9, min_ratio=0.1)
 ADAMW = adamw(
@@ -52,8 +52,7 @@ class Net(nn.Module):
 
     def forward(self, x_BI: Tensor) -> Tensor:
         hidden_BH = self.dropout(nn.functional.gelu(self.lora_top(self.frozen(x_BI))))
-        result: Tensor = self.head(hidden_BH) + self.shift
-        return result
+        return self.head(hidden_BH) + self.shift
 
 
 def engine_of(
@@ -134,22 +133,6 @@ def test_a_run_is_that_of_deepspeed(stage: int, dtype: Dtype, tolerance: float) 
     theirs.close()
 
 
-def test_each_group_has_its_rate_and_decay() -> None:
-    """Where a gradient is 0, only decay moves a weight; else the first step is the rate itself."""
-    for stage in (0, 1):
-        settings = replace(ADAMW, weight_decay=0.5, follow=None, schedule=CONSTANT)
-        engine = engine_of(stage=stage, optimizer=settings, dtype=Dtype.fp32)
-        before = weights(engine)
-        engine.module.head.weight.register_hook(torch.zeros_like)
-        train(engine, 0)
-        after = weights(engine)
-        torch.testing.assert_close(after["head.weight"], before["head.weight"] * (1 - 0.02 * 0.5))
-        for name, rate in (("head.bias", 0.02), ("lora_top.bias", 0.05)):
-            moved = (after[name] - before[name]).abs()
-            torch.testing.assert_close(moved, torch.full_like(moved, rate), atol=1e-5, rtol=0.0)
-        assert torch.equal(after["frozen.weight"], before["frozen.weight"])
-
-
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_discarded_step_changes_nothing_and_keeps_the_schedule(stage: int) -> None:
     engine, same = engine_of(stage=stage), engine_of(stage=stage)
@@ -208,23 +191,6 @@ def test_clipping_is_off_at_0() -> None:
     norm = train(engine_of(stage=0), 0)[1].grad_norm
     ratio = seen[0]["exp_avg"] / seen[1]["exp_avg"]
     torch.testing.assert_close(ratio, torch.full((3,), norm / 0.5), rtol=1e-4, atol=0.0)
-
-
-@pytest.mark.parametrize("stage", [0, 1])
-def test_the_average_is_that_of_the_weights_and_leaves_them(stage: int) -> None:
-    engine = engine_of(stage=stage, dtype=Dtype.fp32 if stage == 0 else Dtype.bf16)
-    expected = weights(engine)
-    for step in range(4):
-        train(engine, step)
-        now = weights(engine)
-        expected = {name: 0.75 * w + 0.25 * now[name] for name, w in expected.items()}
-    before = weights(engine)
-    with engine.follower.swap_in():
-        inside = weights(engine)
-    tolerance = 1e-6 if stage == 0 else 2**-8  # weights are read in bf16
-    torch.testing.assert_close(inside, expected, atol=tolerance, rtol=tolerance)
-    assert equal(weights(engine), before)
-    assert not equal(inside, before)
 
 
 def test_half_moments_stay_close_to_whole_ones() -> None:

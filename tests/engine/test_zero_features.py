@@ -111,8 +111,7 @@ class Adapted(nn.Module):
         self.head = nn.Linear(800, 2)
 
     def forward(self, x_BI: Tensor) -> Tensor:
-        result: Tensor = self.head(self.frozen(x_BI))
-        return result
+        return self.head(self.frozen(x_BI))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf.base.cpu import MAX_ISA, Isa
 from rlhf.config.choices import Kernels
 from rlhf.engine.split_adamw import SplitAdamW
 from rlhf.kernels import kernel_checks, kernels_for
@@ -22,6 +23,7 @@ from rlhf.models.families import find_decoder_modules
 from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders.compiled import CompiledDecoder, build_compiled_decoder
 from rlhf.rollout.decoders.layers import LayerBuilder
+from tests.kernels.cpu.conftest import LEVELS
 from tests.pretend_cuda import torch_cuda
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rollout.decoder_checks import AttentionByTorch, tiny_model
@@ -57,9 +59,13 @@ def load(name: str, dtype: torch.dtype) -> Any:
 NAMES = ["AdamW", "log-probs", "sampling", "softmax", "decoder"]
 
 
+@pytest.mark.parametrize("level", LEVELS[1:], ids=lambda level: level.name)
 @pytest.mark.parametrize("dtype", HALVES, ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", NAMES)
-def test_each_kernel_of_a_cpu_computes_what_torch_does(name: str, dtype: torch.dtype) -> None:
+def test_each_kernel_of_a_cpu_computes_what_torch_does(
+    name: str, dtype: torch.dtype, level: Isa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MAX_ISA, level.name)
     before = torch.get_rng_state()
     assert load(name, dtype) is not None
     assert replaced_kernels() == []

@@ -12,12 +12,7 @@ from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import Tokens, check_same_tokens, load_tokenizer
 from rlhf.options.lora.models import has_adapters
 from tests.lora_settings import adding, lora_config
-from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
+from tests.models_on_disk import FAMILIES, save_base, source_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,16 +14,11 @@ from rlhf.config.freeze import to_run_config
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
-from tests.models_on_disk import FAMILIES, disturb, small_tokenizer, some_ids, source_of
+from tests.models_on_disk import FAMILIES, disturb, some_ids, source_of
 
 IDS = some_ids()
 ATTEND = torch.ones_like(IDS, dtype=torch.bool)
 LORA = lora_config()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
 
 
 @pytest.fixture

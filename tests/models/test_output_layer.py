@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf.base.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenPositions
@@ -18,7 +17,6 @@ from rlhf.models.output_layer import (
     fused_logprobs,
     token_logprobs,
 )
-from tests.algorithms import loop_reference as reference
 from tests.algorithms.padded_batches import assert_close, f64, garbage, keeps, normal, quick, seeds
 
 # softmax of log 1, log 2, log 5: 1/8, 2/8, 5/8
@@ -71,43 +69,10 @@ def random_tokens(keep_BT: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @ways
-def test_logprobs_and_entropies_by_hand(tell: Tell) -> None:
-    # log(1/8), log(2/8), log(5/8)
-    # log(8) / 8 + log(4) / 4 + 5/8 * log(8/5) = 0.2599302 + 0.3465736 + 0.2937523
-    result = tell(LOGITS, IDS)
-    assert_close(result.logprobs_BT, [[-2.0794415, -1.3862944, -0.4700036]], atol=TOLERANCE)
-    assert_close(result.entropy_BT, [[0.9002561] * 3], atol=TOLERANCE)
-    # at 0.5 the weights 1, 2, 5 are squared: 1/30, 4/30, 25/30
-    # log(30) / 30 + 4/30 * log(7.5) + 25/30 * log(1.2) = 0.1133732 + 0.2686537 + 0.1519346
-    result = tell(LOGITS, IDS, temperature=0.5)
-    assert_close(result.logprobs_BT, [[-3.4011974, -2.0149030, -0.1823216]], atol=TOLERANCE)
-    assert_close(result.entropy_BT, [[0.5339615] * 3], atol=TOLERANCE)
-
-
-@ways
 def test_entropy_carries_no_gradient(tell: Tell) -> None:
     result = tell(LOGITS.clone().requires_grad_(), IDS)
     assert result.logprobs_BT.requires_grad
     assert not result.entropy_BT.requires_grad
-
-
-@ways
-@quick
-@given(seed=seeds, temperature=st.floats(0.5, 2.0))
-def test_entropy_gradient_agrees_with_differences_of_the_loop(
-    tell: Tell, seed: int, temperature: float
-) -> None:
-    logits_BTV = normal(2, 3, 7, seed=seed).requires_grad_()
-    ids_BT = torch.zeros(2, 3, dtype=torch.long)
-    plain = tell(logits_BTV, ids_BT, temperature=temperature)
-    result = tell(logits_BTV, ids_BT, temperature=temperature, entropy_gradient=True)
-    assert result.entropy_BT.detach().equal(plain.entropy_BT)
-    (gradient,) = torch.autograd.grad(result.entropy_BT.sum(), logits_BTV)
-    rows = logits_BTV.detach().flatten(0, 1).tolist()
-    slopes = reference.gradient(
-        lambda rows: math.fsum(reference.entropy(row, temperature) for row in rows), rows
-    )
-    assert_close(gradient.flatten(0, 1), slopes, atol=5e-6)
 
 
 @ways

@@ -25,6 +25,7 @@ from tests.phases.run_pieces import Compose, Judge, Notes, run_context
 
 SHORT = ["phase=dpo", "dpo.batch_size=6", "dpo.micro_batch_size=2", "dpo.epochs=1"]
 SHORT += ["dpo.beta=0.5", "dpo.eval_prompts=3", "rollout.max_response_tokens=4"]
+SHORT += ["model.dropout=0.3"]  # of SFT: DPO learns without, or policy and base would differ
 Make = Callable[..., tuple[RunContext, Notes]]
 
 

@@ -1,7 +1,5 @@
 """SFT and the reward model learn the mean they should, however a step is cut and padded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from rlhf.algorithms.reward import end_loss
 from rlhf.base.random_streams import seed_for
 from rlhf.config.choices import Phase
+from rlhf.config.freeze import to_run_config
 from rlhf.data.collate import divide_pairs_into_steps
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData
@@ -166,14 +165,11 @@ def test_each_response_weighs_one_in_the_losses_of_grades(
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
-def test_a_phase_shorter_than_its_warm_up_is_told(
-    run: Run, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = ["sft.batch_size=8", "sft.micro_batch_size=2", "sft.warmup_steps=3", "sft.lr=2e-5"]
-    context = run(sft.run_sft, "phase=sft", *short).context
+def test_a_phase_shorter_than_its_warm_up_is_told(steps: int, compose: Compose) -> None:
+    config = to_run_config(compose(["phase=sft", "sft.warmup_steps=3", "sft.lr=2e-5"]))
     said: list[str] = []
-    monkeypatch.setattr(type(context.console), "say", lambda _, text: said.append(text))
-    warn_if_lr_never_peaks(context.console, "sft", context.config.sft, steps=steps)
+    console: Any = SimpleNamespace(say=said.append)
+    warn_if_lr_never_peaks(console, "sft", config.sft, steps=steps)
     if steps == 4:
         assert said == []
     else:

@@ -1,7 +1,5 @@
 """Functions and endpoints in a process of their own: they cannot hang a run or give full scores."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -3,8 +3,6 @@
 tests/config/bad_commands.txt has keys that seal nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a function started ends with its part, in any session and however the run ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

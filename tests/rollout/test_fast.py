@@ -179,7 +179,6 @@ def test_a_response_goes_on_from_its_first_tokens_as_it_did() -> None:
     again = backend.generate(actor, prompts, prefixes=prefixes)
     assert_same(again, whole)
     assert whole.logprobs_BT is not None
-    assert again.logprobs_BT is not None
     for row, place in enumerate(places):
         assert not again.logprobs_BT[row, :place].any()
         torch.testing.assert_close(again.logprobs_BT[row, place:], whole.logprobs_BT[row, place:])

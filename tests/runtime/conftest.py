@@ -1,7 +1,5 @@
 """Finished runs that the tests of this folder share, each with the keys that its phases read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""One rank of test_sharded_models: what is built and saved sharded is what is built whole."""
+"""One rank of test_sharded_models: what is built, trained and saved sharded equals the whole."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlhf.base.ranks import Ranks
+from rlhf.base.types import LogprobOptions, SequenceBatch, TokenPositions
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Device, Dtype
 from rlhf.config.roles import Role
@@ -35,6 +36,8 @@ from tests.models_on_disk import (
 from tests.zero_settings import adamw, zero_config
 
 LORA = lora_config()
+OPTIONS = LogprobOptions(0.8, entropy_gradient=True)
+PLAN = BatchPlan(per_rank=2, micro=2, accumulation=1)
 TRAINED = "stored scorer llama"  # the case in which the engine also takes a step
 RUN: Any = None  # no key is read to save a whole model
 Build = Callable[..., Any]
@@ -49,12 +52,20 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
     return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
 
 
+def sharded_engine(dtype: Dtype, ranks: Ranks) -> Any:
+    """Arguments of an engine whose weights are all sharded, however small."""
+    zero = zero_config(stage=3, param_persistence_threshold=0)
+    return {
+        "settings": EngineSettings(zero=zero, dtype=dtype),
+        "plan": PLAN,
+        "ranks": ranks,
+    }
+
+
 def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> None:
     """Weights, outputs and what is saved are those of the whole model; each rank has its half."""
     whole = build(shard=None)
-    settings = EngineSettings(zero=zero_config(stage=3, param_persistence_threshold=0), dtype=dtype)
-    plan = BatchPlan(per_rank=2, micro=2, accumulation=1)
-    shared: Any = {"settings": settings, "plan": plan, "ranks": ranks}
+    shared = sharded_engine(dtype, ranks)
     sharded = build(shard=build_parameter_placer(Role.reward, **shared))
     assert all(p.ds_tensor.numel() == -(-p.ds_numel // 2) for p in sharded.parameters()), name
     if dtype is Dtype.bf16:
@@ -119,6 +130,42 @@ def check_step(engine: DeepSpeedEngine, ranks: Ranks, folder: Path) -> None:
             torch.testing.assert_close(loaded.eval()(some_ids()), after)
 
 
+def loss_of(policy: Any, batch: SequenceBatch) -> Tensor:
+    found = policy(batch.ids_BS, TokenPositions.from_batch(batch), OPTIONS)
+    return -found.logprobs_N.sum() - 0.3 * found.entropy_N.sum()
+
+
+def plain_loss(model: Any, batch: SequenceBatch) -> Tensor:
+    """The same from all logits."""
+    logs_BSV = (model(batch.ids_BS).logits / OPTIONS.temperature).log_softmax(-1)
+    kept_BS = batch.keep_BS[:, 1:]
+    logprobs_BS = logs_BSV[:, :-1].gather(2, batch.ids_BS[:, 1:, None])[..., 0]
+    entropy_BS = -(logs_BSV.exp() * logs_BSV).sum(-1)[:, :-1]
+    return -logprobs_BS[kept_BS].sum() - 0.3 * entropy_BS[kept_BS].sum()
+
+
+def check_policy(family: str, ranks: Ranks, *, tied: bool) -> None:
+    """The chunks of a policy's output layer see its whole weight, in both passes."""
+    ids_BS = torch.arange(12).reshape(2, 6) + 10 * ranks.rank + 3
+    keep_BS = torch.arange(6) < torch.tensor([[4], [6]])
+    batch = SequenceBatch(ids_BS, keep_BS, keep_BS)
+    source = source_of(family, fields={"tie_word_embeddings": tied})
+    plain, sharded = (build_actor(source, small_tokenizer(), seed=1) for _ in "ab")
+    shared = sharded_engine(Dtype.fp32, ranks)
+    policy = LanguageModel(sharded)
+    engine = DeepSpeedEngine(policy, role=Role.actor, optimizer=adamw(), **shared)
+    expected, loss = plain_loss(plain, batch), loss_of(engine, batch)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=0)
+    expected.backward()
+    gradients = [ranks.sum(p.grad) for p in plain.parameters() if p.grad is not None]
+    engine.backward(loss)
+    norm = torch.tensor(engine.step().grad_norm)
+    torch.testing.assert_close(norm, torch.nn.utils.get_total_norm(gradients), rtol=1e-5, atol=0)
+    with engine.evaluating():
+        after = loss_of(engine, batch)
+    assert (after - expected).abs() > 1e-2 * expected.abs(), "the step has moved the weights"
+
+
 def save_sources(folder: Path) -> None:
     """One family in fp32, one in bf16 and in several files, and an adapter over the first."""
     tokenizer = small_tokenizer()
@@ -170,6 +217,8 @@ def main(folder: Path) -> None:
         if ranks.is_main:
             written.mkdir()
         check(name, build, (Dtype.fp32, Dtype.bf16)[number % 2], ranks, written)
+    for family, tied in (("llama", True), ("llama", False), ("opt", True)):
+        check_policy(family, ranks, tied=tied)
     torch.distributed.destroy_process_group()
 
 

@@ -12,8 +12,7 @@ from tests.runs import finished, soaked
 
 
 def ends_of(folder: Path) -> list[int]:
-    ends: list[int] = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
-    return ends
+    return json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
 
 
 @pytest.mark.slow

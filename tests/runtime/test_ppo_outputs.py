@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.runs import finished, metrics
+from tests.runs import metrics
 
 pytestmark = pytest.mark.slow
 
@@ -33,19 +33,6 @@ def test_the_corpus_is_learned_from_and_judged(option_run: Path) -> None:
     assert [line["step"] for line in lines if line.get("ppo/ptx_loss", 0) > 0] == [1, 2]
     result = json.loads((option_run / "ppo" / "result.json").read_text())
     assert result["corpus_perplexity_after"] < 2 * result["corpus_perplexity_before"]
-
-
-def test_a_judge_in_the_place_of_the_reward_model(tmp_path: Path) -> None:
-    """Scores are gold scores; only what estimates values has a critic."""
-    words = ["phase=pipeline_rule", "model@reward_model=gold", "ppo.responses_per_prompt=4"]
-    folder = finished(tmp_path / "run", *words, "ppo.advantage_estimator=grpo")
-    result = json.loads((folder / "result.json").read_text())["phases"]
-    assert set(result) == {"sft", "ppo"}
-    for when in ("before", "after"):
-        assert result["ppo"][f"score_{when}"] == pytest.approx(result["ppo"][f"gold_{when}"])
-    assert not (folder / "ppo" / "critic").exists()
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert all(sample["score"] == pytest.approx(sample["gold"]) for sample in samples)
 
 
 def test_rollouts_of_whole_steps_are_logged_and_shown(option_run: Path) -> None:

@@ -1,7 +1,5 @@
 """A run that is killed inside its phases and resumed equals the run that never was."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -105,7 +103,6 @@ def assert_ends_after_its_step(process: subprocess.Popen[str], run_dir: Path) ->
     way_on = f"interrupted; python launch.py resume={run_dir} continues the run"
     assert complaint.splitlines()[-1] == way_on
     found = find_latest_intact_checkpoint(run_dir / "sft", lambda _: None)
-    assert found is not None
     assert found.step == metrics(run_dir)[-1]["step"] > 0
     assert (run_dir / "report.html").exists()
     wait_for(lambda: not any(map(is_there, started)), seconds=10)

@@ -1,7 +1,5 @@
 """PPO learns from functions, endpoints and mixes, and survives them when they fail."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -100,7 +100,6 @@ def test_a_study_of_unknown_names_starts_no_trial(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(STUDY.format(maximize, prune) + "\nphase: sft")
     search = parse_search(["-m", "sweep=mine"], tmp_path)
-    assert search is not None
     with pytest.raises(RlhfError, match=told.replace(".", r"\.")):
         run_search(search, CONF, "launch.py")
     assert not search.folder.exists()

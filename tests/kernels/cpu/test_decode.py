@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
+from rlhf.base.cpu import Isa
 from rlhf.kernels.cpu.decode import (
     Combine,
     CompiledActivation,
@@ -20,23 +20,11 @@ from rlhf.kernels.cpu.decode import (
 from rlhf.rollout.decoders.projections import ACTIVATIONS
 from tests.rounding import tolerance
 
-pytestmark = pytest.mark.skipif(
-    load_decode_library(torch.float32) is None, reason="no gcc, or no AVX2"
-)
-
-
-@pytest.fixture(
-    params=[level for level in Isa if Isa.avx2 <= level <= read_cpu().isa], ids=lambda x: x.name
-)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Isa:
-    """One level after another, up to this CPU's own."""
-    monkeypatch.setenv(MAX_ISA, request.param.name)
-    return request.param
-
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def dtype(request: pytest.FixtureRequest, isa: Isa) -> torch.dtype:
-    assert isa
+def dtype(request: pytest.FixtureRequest, compiled_isa: Isa) -> torch.dtype:
+    if load_decode_library(request.param) is None:
+        pytest.skip(f"there is no gcc for {compiled_isa.name}")
     return request.param
 
 

@@ -1,9 +1,11 @@
-"""The kernel for log-probabilities and draws, against torch in fp64."""
+"""The kernel for log-probabilities and draws against torch in fp64, on every instruction set."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from rlhf.base.cpu import Isa
+from rlhf.kernels.checked import compare_logprobs
 from rlhf.kernels.cpu.cpu_kernels import logprobs_kernel
 from rlhf.kernels.cpu.logprobs import LogprobKernel
 
@@ -11,10 +13,10 @@ SHAPES = [(1, 1), (3, 15), (5, 16), (7, 61), (4, 1024), (6, 3001)]
 
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
-def kernel(request: pytest.FixtureRequest) -> LogprobKernel:
+def kernel(request: pytest.FixtureRequest, compiled_isa: Isa) -> LogprobKernel:
     found = logprobs_kernel(torch.empty(0, dtype=request.param))
     if found is None:
-        pytest.skip("this CPU has no AVX2, or there is no C compiler")
+        pytest.skip(f"there is no C compiler for {compiled_isa.name}")
     return found
 
 
@@ -33,18 +35,18 @@ def read(
     return outs
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.4])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sums_and_entropies(kernel: LogprobKernel, shape: tuple[int, int], scale: float) -> None:
-    logits_NV, ids_N = some_logits(kernel, *shape)
-    log_sum_N, entropy_N, picked_N = read(kernel, logits_NV, ids_N, scale=scale)
-    exact_NV = logits_NV.double() * scale
-    torch.testing.assert_close(log_sum_N.double(), exact_NV.logsumexp(-1), atol=2e-5, rtol=1e-6)
-    logs_NV = exact_NV.log_softmax(-1)
-    expected_N = -(logs_NV.exp() * logs_NV).sum(-1)
-    torch.testing.assert_close(entropy_N.double(), expected_N, atol=5e-5, rtol=1e-5)
-    expected_N = exact_NV.gather(1, ids_N[:, None])[:, 0]
-    torch.testing.assert_close(picked_N.double(), expected_N, atol=1e-6, rtol=1e-6)
+def test_it_computes_what_its_checks_compute_in_fp64(
+    kernel: LogprobKernel, shape: tuple[int, int]
+) -> None:
+    """Log-sums, entropies, logits of the ids, and gradients."""
+    torch.manual_seed(1)
+    *sums, gradients = compare_logprobs(kernel, rows=torch.empty(shape, dtype=kernel.dtype))
+    for found_N, expected_N in sums:
+        torch.testing.assert_close(found_N.double(), expected_N, atol=5e-5, rtol=1e-5)
+    rounding = torch.finfo(kernel.dtype).eps + 2e-5  # the second: of exp in fp32
+    found_NV, expected_NV = gradients
+    torch.testing.assert_close(found_NV.double(), expected_NV, atol=1e-6, rtol=rounding)
 
 
 def test_an_id_outside_the_block_is_not_read(kernel: LogprobKernel) -> None:
@@ -73,26 +75,6 @@ def test_a_token_that_cannot_come_adds_nothing(kernel: LogprobKernel) -> None:
         slope_NV, ids_N[:1], scale=1.0, log_sums_N=sums_3N[0], slopes_N=torch.ones(1)
     )
     torch.testing.assert_close(slope_NV.float(), torch.tensor([[-0.5, 0.5, 0.0]]))
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.4])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_slope_by_the_logits(
-    kernel: LogprobKernel, shape: tuple[int, int], scale: float
-) -> None:
-    logits_NV, ids_N = some_logits(kernel, *shape)
-    slopes_N = torch.linspace(-2, 3, shape[0])
-    plain_NV = logits_NV.double().requires_grad_()
-    logs_NV = (plain_NV * scale).log_softmax(-1)
-    (logs_NV.gather(1, ids_N[:, None])[:, 0] * slopes_N).sum().backward()
-    assert plain_NV.grad is not None
-    log_sums_N = (logits_NV.float() * scale).logsumexp(-1)
-    slope_NV = logits_NV.clone()
-    kernel.replace_by_gradient_(
-        slope_NV, ids_N, scale=scale, log_sums_N=log_sums_N, slopes_N=slopes_N
-    )
-    rounding = torch.finfo(kernel.dtype).eps + 2e-5  # the second: of exp in fp32
-    torch.testing.assert_close(slope_NV.double(), plain_NV.grad, atol=1e-6, rtol=rounding)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.4])

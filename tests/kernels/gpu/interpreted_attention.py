@@ -99,18 +99,6 @@ def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
             assert torch.equal(alone[0], expected[row])
 
 
-def test_a_later_block_may_have_the_largest_score() -> None:
-    query = torch.full((1, 1, 16), 4.0)
-    memory = torch.zeros(2, 1, 1, 64, 16)
-    memory[0, 0, 0, :63] = torch.linspace(-8, 8, 63)[:, None]
-    memory[1, 0, 0, :63] = torch.arange(63)[:, None]
-    zeros = torch.zeros(1, 1, 16)
-    attend = GpuAttention(attention_triton, programs=8, chunk=CHUNK, block_bytes=SMALL_BLOCK)
-    found = attend(query, zeros, zeros, memory, torch.tensor([63]))
-    expected = functional.scaled_dot_product_attention(query[:, :, None], *memory)
-    torch.testing.assert_close(found, expected[:, :, 0])
-
-
 def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -21,8 +21,6 @@ from tests.kernels.cpu.test_logprobs import (  # noqa: F401
     some_logits,
     test_a_token_that_cannot_come_adds_nothing,
     test_an_id_outside_the_block_is_not_read,
-    test_sums_and_entropies,
-    test_the_slope_by_the_logits,
 )
 from tests.kernels.gpu.test_logprobs_gpu import HOSTILE, assert_as_torch, padded
 from tests.models.test_output_layer import layer, plainly, slopes

@@ -11,11 +11,9 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.kernels import kernels_for
 from rlhf.kernels.gpu.adamw_gpu import PART, ParameterTable, build_chunk_table
-from rlhf.kernels.torch_adamw import AdamwScalars, SplitState, TorchAdamw
+from rlhf.kernels.torch_adamw import AdamwScalars
 from tests.engine.test_torch_engine import engine_of
-from tests.kernels.cpu.test_adamw import numbers, split_of, weights_of
 from tests.pretend_cuda.gpu import Event, Gpu
-from tests.rounding import assert_near
 
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
@@ -74,20 +72,3 @@ def test_a_step_is_few_launches_whatever_the_size(
         assert counts.events[Event.sync] == 1
         counted.append(counts.events[Event.launch])
     assert counted[0] == counted[1] <= 30
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_does_what_operations_of_torch_do() -> None:
-    device, sizes = torch.device("cuda"), [1, 5000, 3 * PART + 7]
-    ours = [split_of(numbers(size)) for size in sizes]
-    theirs = [SplitState(*(part.clone().to(device) for part in split)) for split in ours]
-    gradients = [numbers(size, 1).bfloat16() for size in sizes]
-    there = [gradient.to(device) for gradient in gradients]
-    table = kernels_for("cuda").adamw_kernel(sizes, device, torch.float32)
-    assert table is not None
-    table.step(theirs, there, [SCALARS] * 3)
-    TorchAdamw().step(ours, gradients, [SCALARS] * 3)
-    for one, other in zip(theirs, ours, strict=True):
-        assert_near(weights_of(one).cpu(), weights_of(other), terms=10)
-    expected = sum(float(gradient.double().square().sum()) for gradient in gradients)
-    assert float(table.sum_of_squares(there)) == pytest.approx(expected, rel=1e-6)

@@ -15,7 +15,7 @@ from rlhf.base.types import PromptBatch, Responses
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from rlhf.options.environments.turns import Turns, Utterance, turns_of
-from tests.runs import EPISODES, ROOT, TINY_RUN, children, finished, start, wait_for
+from tests.runs import ROOT, TINY_RUN, children, finished, start, wait_for
 
 # Gradients of few threads differ in rounding from those of many.
 ONE_CORE = ["hardware.cores_per_rank=1", "ppo.steps=4"]
@@ -157,14 +157,6 @@ def test_sampling_beside_training_changes_no_file(tiny_run: Path, tmp_path: Path
     beside = finished(tmp_path / "beside", *words, "rollout.overlap=true", "rollout.samplers=2")
     assert not differing_files(in_turn, beside)
     assert not (beside / "ppo" / "sampling").exists()
-
-
-@pytest.mark.soak
-def test_episodes_beside_training_change_no_file(tmp_path: Path) -> None:
-    words = [*EPISODES, *ONE_CORE, "rollout.lag=2"]
-    in_turn = finished(tmp_path / "in_turn", *words)
-    beside = finished(tmp_path / "beside", *words, "rollout.overlap=true")
-    assert not differing_files(in_turn, beside)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Weights of a rollout that another policy sampled, in a whole PPO step."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -13,13 +13,11 @@ from tests.runs import (
     EPISODES,
     KEEP_ALL,
     ROOT,
-    TINY_RUN,
     finished,
     launch,
     metrics,
     unfinished_copy,
 )
-from tests.soak import EVERY_STEP, progress, soak
 
 pytestmark = pytest.mark.slow
 
@@ -100,17 +98,6 @@ def test_episodes_do_not_depend_on_the_number_of_ranks(run_dir: Path, tmp_path: 
             for run in (run_dir, two)
         ]
         assert found[0][0] == found[1][0], name  # the first step: the same weights
-
-
-@pytest.mark.soak
-def test_a_kill_at_a_random_moment_changes_nothing(tmp_path: Path) -> None:
-    overrides = [*EPISODES, "sft.epochs=1", "ppo.steps=6"]
-    whole, killed = finished(tmp_path / "whole", *overrides), tmp_path / "killed"
-    said: list[str] = []
-    words = [*TINY_RUN, *overrides, *EVERY_STEP, f"run_dir={killed}"]
-    soak(killed, words, kills=1, lines=progress(whole), seed=2, say=said.append)
-    assert len(said) == 1, said
-    assert differing_files(killed, whole) == [], said
 
 
 def test_an_environment_of_ones_own(run_dir: Path, tmp_path: Path) -> None:

@@ -71,7 +71,6 @@ def rollout(engine: Any) -> Rollout:
     scored = score_responses(engine.models, plain.prompts, responses, micro_batch_size=MICRO)
     noise_BT = torch.randn(TURNS.shape, generator=torch.Generator().manual_seed(1))
     mix = build_reward_mix(engine.config, engine.tokenizer)
-    assert mix is not None
     scores_B, parts = mix(plain.prompts, responses, torch.zeros(len(TURNS)))
     names = ("logprobs_BT", "reference_logprobs_BT", "values_BT")
     seen = {name: getattr(scored, name).masked_fill(TURNS < 0, torch.nan) for name in names}

@@ -17,6 +17,7 @@ from rlhf.options.environments.interface import Observation, Reply
 from rlhf.options.environments.keys import FailureName
 from rlhf.options.environments.process_pool import ProcessPool, build_pool
 from tests.options.environments.test_factories import config_of
+from tests.runs import wait_for
 
 MODULE = '''
 import math, os, random, socket, sys, time
@@ -255,18 +256,8 @@ def test_an_environment_that_cannot_be_made_is_refused_at_the_start() -> None:
 
 def pids(least: int) -> list[Path]:
     """The processes that environments have noted, when there are this many."""
-    until = time.monotonic() + 10
-    while len(found := Path("pids").read_text().split()) < least:
-        assert time.monotonic() < until, f"{len(found)} processes instead of {least}"
-        time.sleep(0.02)
-    return [Path("/proc", pid) for pid in found]
-
-
-def assert_ended(processes: list[Path]) -> None:
-    until = time.monotonic() + 10
-    while any(process.exists() for process in processes):
-        assert time.monotonic() < until, "a process outlives the pool"
-        time.sleep(0.02)
+    wait_for(lambda: len(Path("pids").read_text().split()) >= least, seconds=10)
+    return [Path("/proc", pid) for pid in Path("pids").read_text().split()]
 
 
 def test_no_process_outlives_the_pool() -> None:
@@ -275,4 +266,4 @@ def test_no_process_outlives_the_pool() -> None:
     begun(pool, 0)
     left = pids(least=4)
     pool.close()
-    assert_ended(left)
+    wait_for(lambda: not any(process.exists() for process in left), seconds=10)

@@ -1,7 +1,5 @@
 """A server with the API of OpenAI whose judge never gives the same number twice in a row."""
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Runs with a judge: a resumed and a replayed run have the same verdicts, without the judge."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

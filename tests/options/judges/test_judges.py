@@ -1,7 +1,5 @@
 """Judges: votes, comparisons, stored answers and failures; bad_commands.txt has wrong keys."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

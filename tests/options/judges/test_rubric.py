@@ -1,7 +1,5 @@
 """Rubrics: what is refused, what a judge is asked, and which of its answers are verdicts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -54,11 +54,6 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 THEIR_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
-
-
 def spec(**changes) -> LoraConfig:
     return lora_config(**({"rank": 3, "alpha": 6.0} | changes))
 
@@ -393,10 +388,4 @@ def test_adapters_that_do_not_fit_are_refused(tokenizer, tmp_path: Path) -> None
 
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"does not hold a model.*adapter_model\.safetensors"):
-        build_actor(place, tokenizer, seed=1)
-
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = None
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"base_model_name_or_path=None.*names a base model"):
         build_actor(place, tokenizer, seed=1)

@@ -22,7 +22,6 @@ def test_each_role_has_its_adapters(compose: Compose) -> None:
         "critic": 4,
     }
     actor = specs[LoraRole.actor]
-    assert actor is not None
     assert (actor.alpha, actor.dropout, actor.train_rest) == (2, 0.1, True)
     assert actor.target_modules == ["q_proj"]
     changed = {

@@ -15,7 +15,6 @@ from rlhf.options.trunk.shared_trunk import SharedTrunk, build_critic_skeleton, 
 from tests.models_on_disk import (
     FAMILIES,
     disturb,
-    small_tokenizer,
     some_ids,
     source_of,
     whole_state,
@@ -39,11 +38,6 @@ MODELS = {name: (name, {}) for name in FAMILIES} | {
     "sliding": ("qwen3", {"use_sliding_window": True, "sliding_window": 3, "layer_types": SLIDING}),
 }
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return small_tokenizer()
 
 
 def deep_source(name: str, **options) -> ModelSource:

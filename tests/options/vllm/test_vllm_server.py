@@ -85,7 +85,6 @@ def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_
         assert each["repetition_penalty"] == 1.0, "nothing of the model's own generation config"
     assert responses.keep_BT.sum(dim=1).tolist() == [4, 2, 2]
     assert responses.ended_B.tolist() == [False, True, True]
-    assert responses.logprobs_BT is not None
     assert responses.logprobs_BT[~responses.keep_BT].eq(0).all()
     assert responses.ids_BT[~responses.keep_BT].eq(PAD).all()
     backend.generate(actor(), prompts())
@@ -143,7 +142,6 @@ def test_512_requests_are_in_flight_on_connections_that_are_kept(
     first = backend.generate(actor(), many)
     assert server.most_in_flight == AT_ONCE == 512
     assert server.connections == AT_ONCE, "no rank opens more connections"
-    assert first.logprobs_BT is not None
     torch.testing.assert_close(-first.logprobs_BT[:, :1], draws_BT, atol=1e-6, rtol=0)
     second = backend.generate(actor(), prompts())
     assert server.connections == AT_ONCE, "the second rollout opens none"

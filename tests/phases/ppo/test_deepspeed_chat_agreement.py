@@ -6,6 +6,8 @@ The models' logits and values are read row by row, without padding, and go throu
 
 import copy
 from collections.abc import Callable
+from itertools import chain
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +21,7 @@ from rlhf.options.ptx.corpus import PtxBlocks
 from rlhf.options.ptx.hooks import CorpusHook, PtxCorpus
 from rlhf.phases.ppo.loop import PPOTrainer
 from tests.algorithms import deepspeed_chat_loops as seeds
-from tests.algorithms.loop_reference import Row, Rows
+from tests.algorithms.loop_reference import Row, Rows, policy_loss, value_loss
 from tests.algorithms.padded_batches import keep_of
 from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import PARTS, ROWS, TOKENIZER, separate_engine
@@ -158,12 +160,12 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
     new_values = responses_of(reading.values(models.critic.module))
     old, old_values = responses_of(experience.logprobs), responses_of(experience.values)
     expected = {
-        "ppo/actor_loss": seeds.actor_loss(new, old, targets.advantages, keep),
-        "ppo/critic_loss": seeds.critic_loss(new_values, old_values, targets.returns, keep),
+        "ppo/actor_loss": actor_loss_of(new, old, targets.advantages, keep=keep),
+        "ppo/critic_loss": critic_loss_of(new_values, old_values, targets.returns, keep=keep),
         "ppo/reward_mean": sum(sum(row) for row in responses_of(targets.rewards)) / ROWS,
         "ppo/score_mean": sum(experience.scores) / ROWS,
-        "ppo/advantages_mean": kept_mean(targets.advantages, keep),
-        "ppo/returns_mean": kept_mean(targets.returns, keep),
+        "ppo/advantages_mean": fmean(chain(*kept(targets.advantages, keep))),
+        "ppo/returns_mean": fmean(chain(*kept(targets.returns, keep))),
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=TOLERANCE)
     assert metrics["ppo/ratio_max"] > 1.01
@@ -172,11 +174,11 @@ def test_a_step_is_that_of_deepspeed_chat(compose: Compose, ended: list[bool]) -
 
     def actor_loss() -> float:
         logprobs = responses_of(reading.logprobs(models.actor.module))
-        return seeds.actor_loss(logprobs, old, targets.advantages, keep)
+        return actor_loss_of(logprobs, old, targets.advantages, keep=keep)
 
     def critic_loss() -> float:
         values = responses_of(reading.values(models.critic.module))
-        return seeds.critic_loss(values, old_values, targets.returns, keep)
+        return critic_loss_of(values, old_values, targets.returns, keep=keep)
 
     for loss, engine in ((actor_loss, models.actor), (critic_loss, models.critic)):
         norm, slope = along_the_gradient(loss, engine)
@@ -201,12 +203,18 @@ def along_the_gradient(loss: Callable[[], float], engine: TrainingEngine) -> tup
     return norm, (sides[0] - sides[1]) / (2 * step)
 
 
-def kept_mean(rows: Rows, keep: seeds.Mask) -> float:
-    """Mean over kept tokens."""
-    values = [
-        x for row in zip(rows, keep, strict=True) for x, counts in zip(*row, strict=True) if counts
-    ]
-    return sum(values) / len(values)
+def kept(rows: Rows, keep: seeds.Mask) -> Rows:
+    """The kept tokens of each row."""
+    pairs = (zip(*row, strict=True) for row in zip(rows, keep, strict=True))
+    return [[x for x, counts in pair if counts] for pair in pairs]
+
+
+def actor_loss_of(*rows: Rows, keep: seeds.Mask) -> float:
+    return policy_loss(*(kept(each, keep) for each in rows), cliprange=seeds.CLIPRANGE).mean
+
+
+def critic_loss_of(*rows: Rows, keep: seeds.Mask) -> float:
+    return value_loss(*(kept(each, keep) for each in rows), cliprange=seeds.CLIPRANGE_VALUE).mean
 
 
 def test_the_ptx_mix_adds_its_coefficient_times_the_mean_loss(compose: Compose) -> None:

@@ -5,8 +5,6 @@ other key is changed: then targets, losses, optimizers, controllers, sampling or
 batches must change, or ``refuse_unread_keys`` must refuse the key.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """Separate models, a shared trunk and adapters switched off say the same of the same weights."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ The slopes of a loop are central differences. A value that a loss takes from the
 gradient" comes, in its loop, from ``still``: log-probabilities of the policy that do not move.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,6 +42,10 @@ def clip(policy: Rows, _: Rows, old: Rows, __: Rows, advantages: Rows) -> float:
     return reference.policy_loss(policy, old, advantages, **CLIP).total
 
 
+def clip_at_once(policy: Rows, _: Rows, old: Rows, __: Rows, advantages: Rows) -> float:
+    return reference.policy_loss(policy, old, advantages, **AT_ONCE).total
+
+
 def gspo(policy: Rows, still: Rows, old: Rows, _: Rows, advantages: Rows) -> float:
     return reference.gspo_token_loss(policy, still, old, advantages, **GSPO)
 
@@ -74,6 +76,7 @@ class Case(NamedTuple):
 GSPO = {"cliprange": 0.05, "cliprange_high": 0.1}
 CISPO = {"cliprange_high": 0.2}
 CLIP = {"cliprange": 0.2, "cliprange_high": 0.3, "dual_clip": 1.05}
+AT_ONCE = {"cliprange": 0.2, "cliprange_high": 0.0}  # zero is a range too
 DPPO = {"cliprange": 0.02, "cliprange_high": 0.05}
 SURROGATE_CASES = {
     name: Case({**keys, "surrogate": SurrogateName(name)}, loop)
@@ -97,6 +100,7 @@ TABLE = {
     **SURROGATE_CASES,
     **MASKED_CASES,
     **KL_CASES,
+    "clip at once": Case(AT_ONCE, clip_at_once),
     "missing_end_mask": Case({**CLIP, "missing_end_mask": True, "entropy_coef": ENTROPY_COEF}),
     "entropy_coef": Case({**CLIP, "entropy_coef": ENTROPY_COEF}),
 }

@@ -45,7 +45,6 @@ def test_actor_and_critic_learn_at_rates_of_their_own(compose: Compose) -> None:
     actor, critic = of_ppo(compose, *rates)
     assert (actor.lr, critic.lr) == (0.5, 0.25)
     assert (actor.weight_decay, critic.weight_decay) == (0.1, 0.1)
-    assert actor.follow is not None
     assert actor.follow(Masters([], lambda: None))._beta == 0.9
     assert critic.follow is None
     for settings in (actor, critic):

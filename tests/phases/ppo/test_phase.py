@@ -140,15 +140,12 @@ def test_nobody_asks_for_a_corpus(made: Make, corpus: str) -> None:
     assert load_corpus_blocks(made("ppo.ptx_eval_blocks=0", corpus)[0]) is None
     assert load_corpus_blocks(made()[0]) is None
     measured = load_corpus_blocks(made(corpus)[0])
-    assert measured is not None
     assert measured.eval
     assert not measured.train, "nobody learns from it"
     learned = load_corpus_blocks(made("ppo.ptx_coef=1", corpus)[0])
-    assert learned is not None
     assert learned.train
     assert learned.eval == measured.eval
     from_sft = load_corpus_blocks(made("ppo.ptx_coef=1")[0])
-    assert from_sft is not None
     assert {len(ids) for ids in from_sft.train} == {204} or len(from_sft.train) == 1
     assert from_sft.eval == []
 

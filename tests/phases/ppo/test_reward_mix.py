@@ -1,7 +1,5 @@
 """Parts of the score: their sum, their fallbacks, and what they are asked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -195,7 +193,6 @@ def test_parts_are_tried_on_rows_of_the_data(
 def test_the_warning_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     rewards = {"mine": part(RewardKind.stop, fallback=0)}
     mix = build_reward_mix(replace(engine_config(), rewards=rewards), TOKENIZER)
-    assert mix is not None
     mix._raise_or_count_failure(
         "mine", "boom \x1b[31mred\x07 WANDB_API_KEY=abcdefgh1234", 1, "here"
     )

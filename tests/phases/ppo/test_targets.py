@@ -1,7 +1,5 @@
 """From a rollout to what its updates aim at, as the keys of ppo ask."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -156,11 +154,14 @@ def test_scores_are_clipped(targets: With) -> None:
 
 
 def test_a_response_without_an_end_gets_the_score_that_is_given(compose: Compose) -> None:
-    keys = ["ppo.missing_end_score=-3", "ppo.missing_end_penalty=7", "ppo.clip_reward_value=1"]
+    """Neither clipped nor less the penalty; zero is a score as well."""
     rollout = rollout_of(4.0, 4.0)
     responses = rollout.responses._replace(ended_B=torch.tensor([True, False]))
-    made = maker_of(compose, *keys).make(rollout._replace(responses=responses), kl_ctl=0.0)
-    assert rewards(made) == [1.0, -3.0]
+    for score in (-3.0, 0.0):
+        keys = [f"ppo.missing_end_score={score}", "ppo.missing_end_penalty=7"]
+        maker = maker_of(compose, *keys, "ppo.clip_reward_value=1")
+        made = maker.make(rollout._replace(responses=responses), kl_ctl=0.0)
+        assert rewards(made) == [1.0, score]
 
 
 def test_groups_have_the_scores_that_are_compared(targets: With) -> None:
@@ -223,13 +224,11 @@ def test_held_out_answers_do_not_move_the_scale(compose: Compose) -> None:
     maker = maker_of(compose, "ppo.gamma=1", "ppo.scale_reward=running")
     held_out = rollout_of(4.0, 10.0)._replace(values_BT=torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
     before = maker.held_out_targets(held_out, kl_ctl=0)
-    assert before is not None
     assert before.rewards_BT.tolist() == [[0.0, 4.0], [0.0, 10.0]]
     assert before.advantages_BT.tolist() == [[3.0, 2.0], [10.0, 10.0]], "no rollout has set a scale"
     maker.update_moments(rollout_of(0.0, 4.0))  # deviation 2
     for _ in range(2):
         after = maker.held_out_targets(held_out, kl_ctl=0)
-        assert after is not None
         torch.testing.assert_close(after.advantages_BT, torch.tensor([[1.0, 0.0], [5.0, 5.0]]))
 
 
@@ -238,7 +237,7 @@ def test_an_estimator_over_groups_has_no_held_out_targets(compose: Compose) -> N
     assert maker.held_out_targets(rollout_of(1.0, 2.0, 3.0), kl_ctl=0) is None
 
 
-@pytest.mark.parametrize(("lam_critic", "alpha"), [(None, None), (1.0, None), (None, 0.4)])
+@pytest.mark.parametrize(("lam_critic", "alpha"), [(None, None), (1.0, None), (None, 0.3)])
 def test_decoupled_lambdas_and_a_teacher_equal_the_loops(
     compose: Compose, lam_critic: float | None, alpha: float | None
 ) -> None:

@@ -1,7 +1,5 @@
 """PPOTrainer puts PPO's pieces together as the slow, loop-written reference does."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

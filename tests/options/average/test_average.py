@@ -1,10 +1,17 @@
-"""An average on the host is whole when it is read, and costs no wait while it is updated."""
+"""An average on the host is whole when it is read, and costs no wait while it is updated.
+
+bad_commands.txt has what is refused.
+"""
 
 import torch
 from torch import nn
 
+from rlhf.config.choices import Device, Dtype
+from rlhf.config.freeze import to_run_config
 from rlhf.engine.masters import Masters
+from rlhf.export import config_for_one_rank
 from rlhf.options.average.moving_average import MovingAverage
+from tests.conftest import Compose
 from tests.pretend_cuda.gpu import Event, Gpu
 
 
@@ -24,3 +31,8 @@ def test_reading_waits_for_the_copies_of_the_last_update(gpu: Gpu) -> None:
     with gpu.counting() as counts, average.swap_in():
         assert weights.eq(0.5).all()
     assert counts.events[Event.sync] >= 2
+
+
+def test_one_rank_that_exports_offloads_no_average(compose: Compose) -> None:
+    config = to_run_config(compose(["zero.offload_ema=true", "ppo.ema_beta=0.9"]))
+    assert not config_for_one_rank(config, Device.cpu, Dtype.fp32).zero.offload_ema
