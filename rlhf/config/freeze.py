@@ -37,6 +37,7 @@ from rlhf.config.typed import (
     merge_into_schema,
     to_run_config,
     values_by_key,
+    with_values,
 )
 from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 
@@ -180,7 +181,6 @@ def apply_resume_overrides(
         ConfigError: if an override changes what the run computes; the message gives the value that
             the run was started with.
     """
-    config = OmegaConf.structured(frozen)
     kept, asked = values_by_key(frozen), composed_values(merge_into_schema(cfg))
     named: list[str] = []
     for override in parse_overrides(overrides):
@@ -199,12 +199,9 @@ def apply_resume_overrides(
                 f"change; remove this override, or start a new run {way}"
             )
         named += [key for key in _keys_set_by(override, asked) if effect_of(key).resume_may_change]
-    if any(key.startswith(("hardware.", "zero.")) for key in named):
-        for key in MICRO_BATCHES:
-            OmegaConf.update(config, key, None)
-    for leaf in named:
-        OmegaConf.update(config, leaf, asked[leaf])
-    return to_run_config(config)
+    divides_anew = any(key.startswith(("hardware.", "zero.")) for key in named)
+    changes: dict[str, Any] = dict.fromkeys(MICRO_BATCHES) if divides_anew else {}
+    return with_values(frozen, changes | {leaf: asked[leaf] for leaf in named})
 
 
 def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
@@ -229,11 +226,8 @@ def keep_reduced_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
     if not changes or not changes <= REDUCED_SIZES:
         return asked
-    config = OmegaConf.structured(asked)
     kept = values_by_key(stored)
-    for key in changes:
-        OmegaConf.update(config, key, kept[key])
-    return to_run_config(config)
+    return with_values(asked, {key: kept[key] for key in changes})
 
 
 def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:

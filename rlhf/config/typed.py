@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from functools import cache
@@ -45,6 +46,14 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
     assert isinstance(config, RunConfig)
     validate(config)
     return config
+
+
+def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """Return ``config`` with other ``values`` of some dotted keys, after checking all rules."""
+    cfg = OmegaConf.create(asdict(config))
+    for key, value in values.items():
+        OmegaConf.update(cfg, key, value)
+    return to_run_config(cfg)
 
 
 def merge_into_schema(cfg: DictConfig) -> DictConfig:

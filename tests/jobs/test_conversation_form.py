@@ -61,6 +61,8 @@ def test_a_folder_decides(
     (line,) = described(config)
     assert line.startswith(f"data.template={form}: the tokenizer of {tmp_path} has ")
     assert chosen(compose, f"model.tokenizer={tmp_path}").data.template is form
+    reward = ["phase=reward", "model@reward_model=pretrained", f"reward_model.path={tmp_path}"]
+    assert chosen(compose, *reward).data.template is form, "the reward phase alone has one model"
 
 
 OTHER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -126,12 +128,6 @@ def test_an_unknown_tokenizer_is_left_to_the_ranks_and_never_guessed(compose: Co
 def test_a_trained_tokenizer_is_plain_without_a_word(compose: Compose) -> None:
     config = chosen(compose)
     assert (config.data.template, described(config)) == (Template.plain, [])
-
-
-def test_the_reward_phase_alone_follows_the_reward_model(compose: Compose, tmp_path: Path) -> None:
-    reward = ["phase=reward", "model@reward_model=pretrained", f"reward_model.path={tmp_path}"]
-    saved(tmp_path, CHATML)
-    assert chosen(compose, *reward).data.template is Template.chat
 
 
 @pytest.mark.parametrize("name", ["data=local", "data.template=auto"])
