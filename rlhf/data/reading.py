@@ -51,10 +51,11 @@ from rlhf.data.records import (
 )
 from rlhf.data.stored import (
     PackedRecords,
-    StoredRecords,
+    Store,
     drop_repeated_examples,
     facts_of,
     pack_records,
+    select_all,
 )
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import (
@@ -335,7 +336,7 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> Converted | No
 
     try:
         with opened as file:
-            records = StoredRecords(convert_chunks(), file)
+            records = select_all(Store(convert_chunks(), file))
     except NotAloneError:
         return None
     found = join_counts(counts)._replace(records=records)
@@ -406,7 +407,7 @@ def _convert_chunk(
             raise NotAloneError  # a score may have rivals in other chunks
         found = settings.prepare(found)
         return pack_records(found.records), found._replace(records=[])
-    except (DataError, TypeError, UnicodeEncodeError) as error:
+    except (DataError, TypeError) as error:
         raise NotAloneError from error
 
 

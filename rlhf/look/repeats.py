@@ -26,7 +26,7 @@ from rlhf.data.records import (
     prompt_key,
 )
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import facts_of, first_of_groups, join, number_groups, take
+from rlhf.data.stored import facts_of, join, mark_firsts, number_groups, take
 
 NEAR = 0.8
 PIECE = 5  # characters
@@ -99,8 +99,8 @@ def find_repeats(
         list(_find_contradictions(everything)),
         "responses are there with another grade too; both are used",
     )
-    numbers = number_groups(facts_of(everything, "prompt_key"))
-    prompts = list(take(everything, np.flatnonzero(first_of_groups(numbers))[:MOST_COMPARED]))
+    is_new = mark_firsts(facts_of(everything, "prompt_key"))
+    prompts = list(take(everything, np.flatnonzero(is_new)[:MOST_COMPARED]))
     found = find_near_repeats([record.prompt or record.text or "" for record in prompts])
     near = [(prompts[earlier], prompts[index]) for index, earlier in found]
     across = [(a, b) for a, b in near if (prompt_key(a) in theirs) != (prompt_key(b) in theirs)]
@@ -109,7 +109,7 @@ def find_repeats(
     yield from name_matches(
         "near_across", across, "near repeats have one prompt trained on and the other held out"
     )
-    repeats = np.flatnonzero(~first_of_groups(number_groups(facts_of(everything, "example_key"))))
+    repeats = np.flatnonzero(~mark_firsts(facts_of(everything, "example_key")))
     if len(repeats):
         text = f"{len(repeats):,} used examples repeat an earlier one"
         places = [place_text(everything[int(row)]) for row in repeats[:FIRST_PLACES]]

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf.data.records import Dropped, RawDataset, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import StoredRecords, drop_repeated_examples, pack_records
+from rlhf.data.stored import Store, drop_repeated_examples, pack_records, select_all
 from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
 
 
@@ -116,7 +116,7 @@ def test_large_files_are_compared_without_lists_of_all_records(tmp_path: Path) -
     records.append(Record("which? ", " no", " 4", place=("a.csv", 9)))
     held_out = [Record("Which?", " b", place=("val.csv", 5))]
     with (tmp_path / "records").open("w+b") as file:
-        stored = StoredRecords([pack_records(records)], file)
+        stored = select_all(Store([pack_records(records)], file))
     for train in (records, stored):
         dataset = RawDataset("pets", train, held_out, "preference", Dropped())
         found = {each.kind: str(each) for each in find_repeats([dataset], [])}
