@@ -161,18 +161,14 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         wanted = {
             column: key
             for column, key in settings.keep.items()
-            if _find_reading_phase(key) in (dataset.phases or Phase)
+            if (Phase.reward if key.startswith("reward.") else Phase.ppo)
+            in (dataset.phases or Phase)
         }
         command = _build_command(config.source, name, dataset)
         own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
-
-
-def _find_reading_phase(key: str) -> Phase:
-    """Return the phase that reads the data column which the config key ``key`` names."""
-    return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
 def describe_dataset(dataset: RawDataset) -> str:

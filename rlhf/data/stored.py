@@ -190,7 +190,8 @@ class StoredRecords(Sequence[Record]):
         """Return a record, or a list of records."""
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        return self.sources[self.source_N[index]][int(self.row_N[index])]
+        source: Store | Sequence[Record] = self.sources[self.source_N[index]]
+        return source[int(self.row_N[index])]
 
 
 def is_in_memory(records: Sequence[Record]) -> bool:

@@ -184,11 +184,12 @@ def response_columns(
     a bad response.
     """
     graded: Records = []
+    kinds = bool if feedback is Unpaired.marks else int | float
     for index, record in rows:
         if feedback is Unpaired.marks and record.chosen and record.rejected:
             graded.append((index, record._replace(grade=True)))
             graded.append((index, record._replace(chosen=record.rejected, grade=False)))
-        elif record.prompt and record.chosen and _has_grade(record, feedback):
+        elif record.prompt and record.chosen and isinstance(record.grade, kinds):
             graded.append((index, record))
     left_out = Counter({f"no {feedback.value[:-1]}": len(rows) - len(dict(graded))})
     rendered = _render_rows(
@@ -200,11 +201,6 @@ def response_columns(
         ids, score = prompt + response, float(grade or 0.0)
         _add_row(columns, left_out, limit, len(ids), index, ids, len(prompt), len(ids), score)
     return columns, left_out
-
-
-def _has_grade(record: Record, feedback: Unpaired) -> bool:
-    is_mark = isinstance(record.grade, bool)
-    return is_mark if feedback is Unpaired.marks else record.grade is not None
 
 
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
@@ -320,7 +316,11 @@ def _find_on_demand(
     """
     if is_in_memory(part.train) and is_in_memory(part.eval):
         return None
-    encode = partial(COLUMNS_OF[phase], encoder=Encoder(tokenizer), limit=limit)
+    encoder = Encoder(tokenizer)
+
+    def encode(rows: Records) -> tuple[Columns, Counter[str]]:
+        return COLUMNS_OF[phase](rows, encoder, limit)
+
     what = "answered" if phase is Phase.sft else "prompt"
     added = tokenizer.num_special_tokens_to_add() + (phase is Phase.sft)  # SFT adds the end token
     most_bytes = limit.tokens - added if is_byte_level(tokenizer) else -1
