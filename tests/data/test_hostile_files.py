@@ -4,7 +4,6 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
@@ -47,12 +46,6 @@ def test_a_parquet_column_that_cannot_be_read_is_named(reason: str, tmp_path: Pa
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=rf"a.parquet: {reason}"):
         load(tmp_path / "a.parquet")
-
-
-def test_dates_can_be_read(tmp_path: Path) -> None:
-    dated = pa.table({"text": ["a"], "when": pa.array([datetime(2026, 1, 1, tzinfo=UTC)])})
-    parquet.write_table(dated, tmp_path / "a.parquet")
-    assert len(load(tmp_path / "a.parquet").train) == 1
 
 
 @pytest.mark.parametrize(

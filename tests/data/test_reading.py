@@ -25,14 +25,6 @@ PETS = {"pets": DatasetConfig(path="a")}
 # ----------------------------------------------------------------------------------- saved and hub
 
 
-@pytest.mark.parametrize("source", [Source.local, Source.hub])
-def test_saved_dataset_is_read(tmp_path: Path, source: Source) -> None:
-    datasets.Dataset.from_list(pairs_of("a")).save_to_disk(tmp_path)
-    dataset = load(tmp_path, source=source)
-    assert prompts(dataset.train) == ["a0:", "a1:"]
-    assert dataset.eval is None
-
-
 def test_saved_dict_has_its_sides_by_name_and_as_a_hub_data_set_by_config(tmp_path: Path) -> None:
     splits = {name: datasets.Dataset.from_list(pairs_of(name)) for name in ("train", "test")}
     datasets.DatasetDict(splits).save_to_disk(tmp_path)

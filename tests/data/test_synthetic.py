@@ -11,10 +11,6 @@ from rlhf.base.hashing import sha256_of
 from rlhf.data import synthetic_pairs
 from rlhf.data.records import Record
 from rlhf.data.synthetic import (
-    POLITE,
-    RUDE,
-    SKILLS,
-    GoldComponents,
     prompt_of_request,
     rate_response,
     right_answer,
@@ -25,7 +21,6 @@ from rlhf.data.synthetic_pairs import GoldJudge, generate_records, preference_pr
 pytestmark = pytest.mark.slow
 
 SORT = prompt_of_request("Sort these numbers: 9 20 3 11.")  # 3 9 11 20
-PROMPTS = [record.prompt or "" for record in generate_records(100, seed=7)]
 NUM_PAIRS = 10_000
 
 # by hand, at least one for every skill
@@ -49,11 +44,8 @@ def records() -> list[Record]:
 
 def gap_of(record: Record) -> float:
     """Gold score of the chosen response less that of the rejected one."""
-    prompt, chosen, rejected, _ = record.texts
-    assert prompt is not None
-    assert chosen is not None
-    assert rejected is not None
-    return rate_response(prompt, chosen).gold - rate_response(prompt, rejected).gold
+    better, worse = (rate_response(record.prompt or "", text or "") for text in record[1:3])
+    return better.gold - worse.gold
 
 
 @pytest.mark.parametrize(("skill", "request_", "answer"), ANSWERS)
@@ -97,13 +89,6 @@ def test_gold_parts_by_hand(
     assert rated == {"gold": result.gold, "exact": float(parts[0] == 1), **result._asdict()}
 
 
-def test_every_opening_is_known_and_costs_no_item() -> None:
-    for openings, polite in ((POLITE, 1.0), (RUDE, 0.0)):
-        for opening in openings:
-            rated = rate_response(SORT, f" {opening} 3 9 11 20.")
-            assert rated == GoldComponents(1.0, polite, 1.0), opening
-
-
 def test_minimal_pairs_have_one_flaw() -> None:
     pairs = GoldJudge().minimal_pairs(SORT, seed=1)
     assert list(pairs) == ["one_item_wrong", "one_item_too_many", "one_item_missing"]
@@ -118,31 +103,12 @@ def test_minimal_pairs_have_one_flaw() -> None:
     assert set(GoldJudge().minimal_pairs(single, seed=1)) == {"one_item_wrong", "one_item_too_many"}
 
 
-@pytest.mark.parametrize("skill", SKILLS)
-def test_the_right_answer_politely_said_is_worth_1_and_nothing_else_more(skill: str) -> None:
-    prompt = next(prompt for prompt in PROMPTS if skill_of(prompt) == skill)
-    answer = " ".join(right_answer(prompt))
-    assert rate_response(prompt, f" Gladly! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
-    assert rate_response(prompt, f" Gladly! {answer} {answer}.").gold < 1.0
-
-
 def test_records_are_those_of_every_version() -> None:
     # All draws of 600 records: flaws, manners, forgotten ones, preferences.
     texts = json.dumps([record.texts for record in generate_records(600, seed=3)])
     assert sha256_of(texts.encode()).startswith("bb4b08a0798b6795")
     assert generate_records(50, seed=3) == generate_records(80, seed=3)[:50]
     assert generate_records(50, seed=3) != generate_records(50, seed=4)
-
-
-def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
-    prompts = {record.prompt for record in records}
-    assert len(prompts) == NUM_PAIRS
-    counts: dict[str, int] = defaultdict(int)
-    for prompt in prompts:
-        assert prompt is not None
-        counts[skill_of(prompt)] += 1
-    assert set(counts) == set(SKILLS)
-    assert set(counts.values()) == {NUM_PAIRS // 8}
 
 
 def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
