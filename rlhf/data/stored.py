@@ -83,7 +83,7 @@ def _count_bytes(record: Record) -> tuple[int, int]:
     )
     answered = prompt + chosen if prompt and chosen else 0
     if record.text is not None:
-        answered = 0 if prompt else text
+        answered = text
     return prompt or UNKNOWN, answered or UNKNOWN
 
 
