@@ -13,7 +13,7 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -205,14 +205,18 @@ def _read_parquet(file: Path) -> Iterator[Chunk]:
             first += len(batch)
 
 
+def number_rows(columns: Mapping[str, Sequence[object]], first: int) -> Iterator[Numbered]:
+    """Yield the rows of ``columns``, numbered from ``first``."""
+    for number, values in enumerate(zip(*columns.values(), strict=True), first):
+        yield number, dict(zip(columns, values, strict=True))
+
+
 def _rows_of_batch(batch: Any, file: Path, first: int) -> Iterator[Numbered]:
-    names = batch.schema.names
-    columns = [
-        _column_values(column, place=f"{file}: column {name!r}")
-        for name, column in zip(names, batch.columns, strict=True)
-    ]
-    for number, row in enumerate(zip(*columns, strict=True), first):
-        yield number, dict(zip(names, row, strict=True))
+    columns = {
+        name: _column_values(column, place=f"{file}: column {name!r}")
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+    return number_rows(columns, first)
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:

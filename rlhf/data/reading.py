@@ -51,10 +51,11 @@ from rlhf.data.records import (
 )
 from rlhf.data.stored import (
     PackedRecords,
-    StoredRecords,
+    Store,
     drop_repeated_examples,
     facts_of,
     pack_records,
+    select_all,
 )
 from rlhf.data.synthetic_pairs import add_right_answers, generate_records
 from rlhf.data.tables import (
@@ -160,18 +161,14 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         wanted = {
             column: key
             for column, key in settings.keep.items()
-            if _find_reading_phase(key) in (dataset.phases or Phase)
+            if (Phase.reward if key.startswith("reward.") else Phase.ppo)
+            in (dataset.phases or Phase)
         }
         command = _build_command(config.source, name, dataset)
         own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, own)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
-
-
-def _find_reading_phase(key: str) -> Phase:
-    """Return the phase that reads the data column which the config key ``key`` names."""
-    return Phase.reward if key.startswith("reward.") else Phase.ppo
 
 
 def describe_dataset(dataset: RawDataset) -> str:
@@ -335,7 +332,7 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> Converted | No
 
     try:
         with opened as file:
-            records = StoredRecords(convert_chunks(), file)
+            records = select_all(Store(convert_chunks(), file))
     except NotAloneError:
         return None
     found = join_counts(counts)._replace(records=records)
@@ -406,7 +403,7 @@ def _convert_chunk(
             raise NotAloneError  # a score may have rivals in other chunks
         found = settings.prepare(found)
         return pack_records(found.records), found._replace(records=[])
-    except (DataError, TypeError, UnicodeEncodeError) as error:
+    except (DataError, TypeError) as error:
         raise NotAloneError from error
 
 

@@ -39,6 +39,7 @@ from rlhf.data.files import (
     Reader,
     estimate_text_bytes,
     find_reader,
+    number_rows,
 )
 from rlhf.data.records import Row
 
@@ -364,10 +365,8 @@ def _require_regular_files(files: Iterable[Path]) -> None:
 
 def _read_local_splits(place: Path, dataset: DatasetConfig) -> dict[str, list[Table]]:
     """Return a hub dataset's splits from a ``save_to_disk`` folder or files like test-0.parquet."""
-    if is_saved_dataset(place):
-        return {name: [table] for name, table in _read_saved_folder(place).items()}
     splits: defaultdict[str, list[Table]] = defaultdict(list)
-    for name, table in _tables_of_files(place, subset=dataset.subset).items():
+    for name, table in find_local_tables(place, subset=dataset.subset).items():
         by_name = dataset.train_split if place.is_file() else re.split(r"[-.]", Path(name).name)[0]
         splits[table.split or by_name].append(table)
     return splits
@@ -421,6 +420,4 @@ def _chunks_of_split(split: Dataset) -> Iterator[Chunk]:
 
 
 def _rows_of_split(split: Dataset, first: int) -> Iterator[tuple[int, object]]:
-    columns = split[first : first + CHUNK]
-    for number, values in enumerate(zip(*columns.values(), strict=True), first + 1):
-        yield number, dict(zip(columns, values, strict=True))
+    return number_rows(split[first : first + CHUNK], first + 1)

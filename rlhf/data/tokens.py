@@ -43,7 +43,7 @@ from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import UnusableTemplateError
 from rlhf.data.records import SCORED, Record, describe_first_place
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import Numbers, facts_of, is_in_memory
+from rlhf.data.stored import UNKNOWN, Numbers, facts_of, is_in_memory
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -184,11 +184,12 @@ def response_columns(
     a bad response.
     """
     graded: Records = []
+    kinds = bool if feedback is Unpaired.marks else int | float
     for index, record in rows:
         if feedback is Unpaired.marks and record.chosen and record.rejected:
             graded.append((index, record._replace(grade=True)))
             graded.append((index, record._replace(chosen=record.rejected, grade=False)))
-        elif record.prompt and record.chosen and _has_grade(record, feedback):
+        elif record.prompt and record.chosen and isinstance(record.grade, kinds):
             graded.append((index, record))
     left_out = Counter({f"no {feedback.value[:-1]}": len(rows) - len(dict(graded))})
     rendered = _render_rows(
@@ -200,11 +201,6 @@ def response_columns(
         ids, score = prompt + response, float(grade or 0.0)
         _add_row(columns, left_out, limit, len(ids), index, ids, len(prompt), len(ids), score)
     return columns, left_out
-
-
-def _has_grade(record: Record, feedback: Unpaired) -> bool:
-    is_mark = isinstance(record.grade, bool)
-    return is_mark if feedback is Unpaired.marks else record.grade is not None
 
 
 def prompt_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns, Counter[str]]:
@@ -313,22 +309,36 @@ def tokenise(
 def _find_on_demand(
     part: PhaseData, phase: Phase, tokenizer: PreTrainedTokenizerBase, limit: Limit
 ) -> TokenData | None:
-    """Return the examples of stored records, to be encoded later; None if all must be encoded."""
+    """Return the usable examples of stored records, to be encoded later, and count the others.
+
+    Return None if all records are in memory, if too many examples must be encoded to find out
+    which are usable, or if their template refuses them.
+    """
     if is_in_memory(part.train) and is_in_memory(part.eval):
         return None
     encoder = Encoder(tokenizer)
-    find = partial(
-        find_usable,
-        phase=phase,
-        tokenizer=tokenizer,
-        limit=limit.tokens,
-        encode=lambda rows: COLUMNS_OF[phase](rows, encoder, limit),
-    )
-    train = find(part.train)
-    held_out = None if train is None else find(part.eval)
-    if train is None or held_out is None:
-        return None
-    return TokenData(train[0], held_out[0], dict(train[1] + held_out[1]))
+
+    def encode(rows: Records) -> tuple[Columns, Counter[str]]:
+        return COLUMNS_OF[phase](rows, encoder, limit)
+
+    what = "answered" if phase is Phase.sft else "prompt"
+    added = tokenizer.num_special_tokens_to_add() + (phase is Phase.sft)  # SFT adds the end token
+    most_bytes = limit.tokens - added if is_byte_level(tokenizer) else -1
+    sides = []
+    left_out: Counter[str] = Counter()
+    for records in (part.train, part.eval):
+        is_sure = facts_of(records, "bytes")[what] <= min(most_bytes, UNKNOWN - 1)
+        doubtful = np.flatnonzero(~is_sure)
+        if len(doubtful) > MOST_DOUBTFUL:
+            return None
+        try:
+            columns, dropped = encode([(row, records[row]) for row in doubtful.tolist()])
+        except DataError:  # most of these few cannot be shown; perhaps not most of all
+            return None
+        rows = np.concatenate([np.flatnonzero(is_sure), np.array(columns["row"], np.int64)])
+        sides.append(TokensOnDemand(records, encode, np.sort(rows)))
+        left_out += dropped
+    return TokenData(sides[0], sides[1], dict(left_out))
 
 
 def _write_tokens(
@@ -425,10 +435,10 @@ class TokensOnDemand:
         """Return the number of examples."""
         return len(self._row_N)
 
-    def __getitem__(self, wanted: Sequence[int] | str) -> Any:
-        """Return the columns of the examples ``wanted``, or one column of all examples."""
+    def __getitem__(self, wanted: Sequence[int] | slice | str) -> Any:
+        """Return the columns of the examples ``wanted``, or the column "row" of all examples."""
         if isinstance(wanted, str):
-            return self._row_N.tolist() if wanted == "row" else _Column(self, wanted)
+            return {"row": self._row_N}[wanted].tolist()
         rows, turns = self._row_N[wanted].tolist(), self._turn_N[wanted].tolist()
         columns, _ = self._encode([(row, self._records[row]) for row in dict.fromkeys(rows)])
         first: dict[int, int] = {}
@@ -436,51 +446,6 @@ class TokensOnDemand:
             first.setdefault(row, place)
         places = [first[row] + turn for row, turn in zip(rows, turns, strict=True)]
         return {name: [values[place] for place in places] for name, values in columns.items()}
-
-
-class _Column:
-    """One column of all examples; a slice of it is encoded when it is read."""
-
-    def __init__(self, examples: TokensOnDemand, name: str) -> None:
-        self._examples, self._name = examples, name
-
-    def __getitem__(self, part: slice) -> list[Any]:
-        values: list[Any] = self._examples[range(*part.indices(len(self._examples)))][self._name]
-        return values
-
-
-def find_usable(
-    records: Sequence[Record],
-    *,
-    phase: Phase,
-    tokenizer: PreTrainedTokenizerBase,
-    limit: int,
-    encode: Encode,
-) -> tuple[TokensOnDemand, Counter[str]] | None:
-    """Return the usable examples of ``records``, and the numbers of the others by reason.
-
-    Return None if too many examples must be encoded to find out, or their template refuses them.
-    """
-    answer_bytes, is_plain = facts_of(records, "answer_bytes"), facts_of(records, "is_plain")
-    prompt_bytes = facts_of(records, "prompt_bytes")
-    most_tokens = prompt_bytes.astype(np.int64) + tokenizer.num_special_tokens_to_add()
-    has_prompt = prompt_bytes > 0
-    if phase is Phase.sft:
-        most_tokens += answer_bytes + 1  # the end token
-        has_text = facts_of(records, "has_text")
-        is_plain &= np.where(has_text, ~has_prompt, has_prompt) & (answer_bytes > 0)
-    else:
-        is_plain &= has_prompt
-    is_sure = is_plain & (most_tokens <= limit) & is_byte_level(tokenizer)
-    doubtful = np.flatnonzero(~is_sure)
-    if len(doubtful) > MOST_DOUBTFUL:
-        return None
-    try:
-        columns, left_out = encode([(row, records[row]) for row in doubtful.tolist()])
-    except DataError:  # most of these few cannot be shown; perhaps not most of all
-        return None
-    rows = np.concatenate([np.flatnonzero(is_sure), np.array(columns["row"], np.int64)])
-    return TokensOnDemand(records, encode, np.sort(rows)), left_out
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:

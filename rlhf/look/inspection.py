@@ -174,13 +174,14 @@ def _count_records(dataset: RawDataset) -> dict[str, object]:
 
 
 def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
-    for reason, count in dataset.left_out.most_common():
-        places = [name_place(place) for place in dataset.left_out.places.get(reason, [])]
-        text = f"Not used of {dataset.name}, {count:,} times: {reason}"
-        yield DataFinding("dropped", count, text, places)
-    for reason, count in dataset.conflicts.most_common():
-        places = [name_place(place) for place in dataset.conflicts.places[reason]]
-        yield DataFinding("conflict", count, f"Of {dataset.name}, {count:,} {reason}", places)
+    name = dataset.name
+    for kind, rows in (("dropped", dataset.left_out), ("conflict", dataset.conflicts)):
+        for reason, count in rows.most_common():
+            text = f"Of {name}, {count:,} {reason}"
+            if kind == "dropped":
+                text = f"Not used of {name}, {count:,} times: {reason}"
+            places = [name_place(place) for place in rows.places.get(reason, [])]
+            yield DataFinding(kind, count, text, places)
     if dataset.unread:
         shown = (
             f"{name} ({dataset.varied.get(name, 'always the same')})" for name in dataset.unread

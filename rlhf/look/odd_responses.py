@@ -75,10 +75,6 @@ def _request_of(record: Record) -> str:
     return request
 
 
-def _has_next_turn(answer: str, _: Record) -> bool:
-    return NEXT_TURN.search(answer) is not None
-
-
 def _is_echo(answer: str, record: Record) -> bool:
     request, response = normalize_text(_request_of(record)), normalize_text(answer)
     return response.startswith(request) and (response == request or len(request) >= LONG)
@@ -90,24 +86,24 @@ def _goes_in_circles(answer: str, _: Record) -> bool:
 
 
 RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
-    "next_turn": (_has_next_turn, "go on with a turn of the user"),
+    "next_turn": (
+        lambda answer, _: NEXT_TURN.search(answer) is not None,
+        "go on with a turn of the user",
+    ),
     "echo": (_is_echo, "begin with the whole request"),
     "loop": (_goes_in_circles, "say the same few words again and again"),
 }
 
 
-def _has_blank_turn(turns: Sequence[Message]) -> bool:
-    return any(not turn.text.strip() and not turn.shown for turn in turns)
-
-
-def _has_two_in_a_row(turns: Sequence[Message]) -> bool:
-    roles = (turn.role for turn in turns)
-    return any(one == other != "tool" for one, other in pairwise(roles))
-
-
 TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
-    "blank_turn": (_has_blank_turn, "have an empty turn, which is skipped"),
-    "two_in_a_row": (_has_two_in_a_row, "have two turns of the same role in a row"),
+    "blank_turn": (
+        lambda turns: any(not turn.text.strip() and not turn.shown for turn in turns),
+        "have an empty turn, which is skipped",
+    ),
+    "two_in_a_row": (
+        lambda turns: any(one.role == other.role != "tool" for one, other in pairwise(turns)),
+        "have two turns of the same role in a row",
+    ),
 }
 
 

@@ -26,16 +26,26 @@ from rlhf.data.records import (
     prompt_key,
 )
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import facts_of, first_of_groups, join, number_groups, take
+from rlhf.data.stored import facts_of, join, mark_firsts, number_groups, take
 
 NEAR = 0.8
 PIECE = 5  # characters
 BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are candidates
 MOST_COMPARED = 100_000  # prompts that are compared for near repeats, and examples that are read
-CHUNK = 100_000  # characters that are hashed at a time, so that they fit in the CPU's cache
 MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.uint64) * 2 + 1
+POWERS = MIXERS[-1] ** np.arange(PIECE, dtype=np.uint64)  # modulo 2**64
 
 Match = tuple[Record, Record]
+MATCHES = {  # kind of a finding about matches -> what they are
+    "both_sides": "prompts stand on both sides of the data's own split; a run trains on none of "
+    "them",
+    "begun": "held-out prompts begin a longer conversation that is trained on",
+    "reversed": "pairs are the reverse of an earlier one; both are used, and contradict each other",
+    "contradictory": "responses are there with another grade too; both are used",
+    "near": "of {compared:,} prompts nearly repeat an earlier one "
+    f"(at least {NEAR:.0%} the same)",
+    "near_across": "near repeats have one prompt trained on and the other held out",
+}
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,7 @@ def find_repeats(
     train = join([dataset.train for dataset in datasets])
     held_out = join([dataset.eval or [] for dataset in datasets])
     everything = join([train, held_out])
-    yield from name_matches(
-        "both_sides",
-        _find_common_prompts(train, held_out),
-        "prompts stand on both sides of the data's own split; a run trains on none of them",
-    )
+    found = {"both_sides": _find_common_prompts(train, held_out)}
     if parts:
         train = join([part.train for part in parts])
         held_out = join([part.eval for part in parts])
@@ -84,32 +90,25 @@ def find_repeats(
         for key in _earlier_keys(record)
         if key in theirs
     }
-    yield from name_matches(
-        "begun",
-        list(begun.values()),
-        "held-out prompts begin a longer conversation that is trained on",
-    )
-    yield from name_matches(
-        "reversed",
-        [(everything[earlier], everything[i]) for earlier, i in find_reversed_pairs(everything)],
-        "pairs are the reverse of an earlier one; both are used, and contradict each other",
-    )
-    yield from name_matches(
-        "contradictory",
-        list(_find_contradictions(everything)),
-        "responses are there with another grade too; both are used",
-    )
-    numbers = number_groups(facts_of(everything, "prompt_key"))
-    prompts = list(take(everything, np.flatnonzero(first_of_groups(numbers))[:MOST_COMPARED]))
-    found = find_near_repeats([record.prompt or record.text or "" for record in prompts])
-    near = [(prompts[earlier], prompts[index]) for index, earlier in found]
-    across = [(a, b) for a, b in near if (prompt_key(a) in theirs) != (prompt_key(b) in theirs)]
-    how = f"of {len(prompts):,} prompts nearly repeat an earlier one (at least {NEAR:.0%} the same)"
-    yield from name_matches("near", near, how)
-    yield from name_matches(
-        "near_across", across, "near repeats have one prompt trained on and the other held out"
-    )
-    repeats = np.flatnonzero(~first_of_groups(number_groups(facts_of(everything, "example_key"))))
+    found["begun"] = list(begun.values())
+    reverses = find_reversed_pairs(everything)
+    found["reversed"] = [(everything[earlier], everything[index]) for earlier, index in reverses]
+    found["contradictory"] = list(_find_contradictions(everything))
+    is_new = mark_firsts(facts_of(everything, "prompt_key"))
+    prompts = list(take(everything, np.flatnonzero(is_new)[:MOST_COMPARED]))
+    near = find_near_repeats([record.prompt or record.text or "" for record in prompts])
+    found["near"] = [(prompts[earlier], prompts[index]) for index, earlier in near]
+    found["near_across"] = [
+        (one, other)
+        for one, other in found["near"]
+        if (prompt_key(one) in theirs) != (prompt_key(other) in theirs)
+    ]
+    for kind, matches in found.items():
+        if matches:
+            text = f"{len(matches):,} {MATCHES[kind].format(compared=len(prompts))}"
+            places = [_name_match(*match) for match in matches[:FIRST_PLACES]]
+            yield DataFinding(kind, len(matches), text, places)
+    repeats = np.flatnonzero(~mark_firsts(facts_of(everything, "example_key")))
     if len(repeats):
         text = f"{len(repeats):,} used examples repeat an earlier one"
         places = [place_text(everything[int(row)]) for row in repeats[:FIRST_PLACES]]
@@ -155,16 +154,11 @@ def name_place(place: Place) -> str:
     return f"{Path(place[0]).name}, row {place[1]}"
 
 
-def name_matches(kind: str, matches: Sequence[Match], text: str) -> Iterator[DataFinding]:
-    """Yield a finding about ``matches``, if there are any, with the places of the first few."""
-    places = []
-    for one, other in matches[:FIRST_PLACES]:
-        second = place_text(other)
-        if one.place and other.place and one.place[0] == other.place[0]:
-            second = f"row {other.place[1]}"
-        places.append(f"{place_text(one)} and {second}")
-    if matches:
-        yield DataFinding(kind, len(matches), f"{len(matches):,} {text}", places)
+def _name_match(one: Record, other: Record) -> str:
+    second = place_text(other)
+    if one.place and other.place and one.place[0] == other.place[0]:
+        second = f"row {other.place[1]}"
+    return f"{place_text(one)} and {second}"
 
 
 def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
@@ -180,12 +174,12 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
     The earlier text is the first of its band; every index is paired at most once, in order.
     """
     plain = [" ".join(text.split()).casefold().ljust(PIECE) for text in texts]
-    signatures = np.concatenate([*_signatures(plain), np.zeros((0, BANDS * ROWS), np.uint64)])
+    signatures = [_sign(text) for text in plain]
     found: dict[int, int] = {}
-    for band in np.split(signatures, BANDS, axis=1):
+    for band in range(0, BANDS * ROWS, ROWS):
         first: dict[bytes, int] = {}
-        for index, row in enumerate(band):
-            earlier = first.setdefault(row.tobytes(), index)
+        for index, signature in enumerate(signatures):
+            earlier = first.setdefault(signature[band : band + ROWS].tobytes(), index)
             is_new = earlier != index and index not in found
             if is_new and _jaccard(plain[index], plain[earlier]) >= NEAR:
                 found[index] = earlier
@@ -198,30 +192,11 @@ def _jaccard(one: str, other: str) -> float:
     return len(a & b) / len(a | b)
 
 
-def _signatures(texts: Sequence[str]) -> Iterator[NDArray[np.uint64]]:
-    """Yield the signatures (texts, BANDS * ROWS) of chunks of texts: minima of hashed pieces."""
-    begin, size = 0, 0
-    for index, text in enumerate(texts, 1):
-        size += len(text)
-        if size >= CHUNK or index == len(texts):
-            yield _signatures_of_chunk(texts[begin:index])
-            begin, size = index, 0
-
-
-def _signatures_of_chunk(texts: Sequence[str]) -> NDArray[np.uint64]:
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    codes = np.concatenate([codes, np.zeros(PIECE, np.uint32)]).astype(np.uint64)
-    lengths = np.array([len(text) for text in texts])
-    starts = np.concatenate([[0], lengths.cumsum()[:-1]])
-    total = len(codes) - PIECE
-    hashes = np.zeros(total, np.uint64)
-    for place in range(PIECE):
-        hashes = hashes * MIXERS[-1] + codes[place : place + total]
+def _sign(text: str) -> NDArray[np.uint64]:
+    """Return the signature (BANDS * ROWS,) of a text: minima of its hashed pieces."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
+    hashes = np.convolve(codes, POWERS, "valid")
     hashes = (hashes ^ (hashes >> np.uint64(29))) * MIXERS[-2]
     hashes ^= hashes >> np.uint64(32)
-    # A piece that begins in the last characters of a text continues in the next text: drop it.
-    whole = np.flatnonzero(np.repeat(starts + lengths, lengths) - np.arange(total) >= PIECE)
-    begins = np.searchsorted(whole, starts)
-    return np.stack(
-        [np.minimum.reduceat(hashes[whole] * mixer, begins) for mixer in MIXERS], axis=1
-    )
+    signature: NDArray[np.uint64] = (hashes * MIXERS[:, None]).min(axis=1)
+    return signature

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -41,7 +40,6 @@ class ShownExample:
     spans: list[Span]
 
 
-Convert = Callable[[list[tuple[int, Record]], Encoder, Limit], tuple[Columns, Counter[str]]]
 TokensOfRow = tuple[int, int]  # a number of tokens, and the index of its record
 
 
@@ -49,7 +47,6 @@ class EncodedSample(NamedTuple):
     """Examples of a phase as token ids without a limit; column ``row`` is an index of records."""
 
     phase: Phase
-    convert: Convert
     records: Sequence[Record]
     columns: Columns
     skipped: dict[str, int]
@@ -84,7 +81,7 @@ def encode_sample(
     convert = COLUMNS_OF[find_examples(phase, config)]
     columns, left_out = convert(list(enumerate(sample)), encoder, NO_LIMIT)
     skipped = {reason: count for reason, count in left_out.items() if count}
-    return EncodedSample(phase, convert, sample, columns, skipped)
+    return EncodedSample(phase, sample, columns, skipped)
 
 
 def show_examples(
@@ -101,7 +98,7 @@ def show_examples(
     picked: list[Record] = []
     shown: dict[tuple[int, ...], ShownExample] = {}
     for sample in samples:
-        phase, convert = sample.phase, sample.convert
+        phase, convert = sample.phase, COLUMNS_OF[find_examples(sample.phase, config)]
         again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
         records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
         picked += [] if again else records

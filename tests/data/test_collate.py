@@ -156,12 +156,9 @@ def test_a_prompt_with_more_pairs_than_a_step_is_refused() -> None:
         divide_pairs_into_steps([0, 1, 0, 0], batch_size=2, epochs=1, seed=0)
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(1, 1), (64, 64), (65, 72), (128, 128), (129, 144)])
-def test_widths_are_few(tokens: int, width: int) -> None:
-    assert padded_width(tokens, max_width=4096) == width
-
-
-def test_width_keeps_within_its_bounds() -> None:
+def test_widths_are_few_and_keep_within_their_bounds() -> None:
+    few = {1: 1, 64: 64, 65: 72, 128: 128, 129: 144}
+    assert {tokens: padded_width(tokens, max_width=4096) for tokens in few} == few
     assert padded_width(290, max_width=300) == 300
     assert padded_width(290, max_width=0) == 290
     widths = {padded_width(n, max_width=2048) for n in range(64, 2049)}
@@ -175,12 +172,7 @@ def test_held_out_rows_are_covered_once(lengths: list[int] | None) -> None:
         list(eval_batches(5, batch_size=2, ranks=Ranks(rank, 2), lengths=lengths))
         for rank in range(2)
     ]
-    kept = [
-        row
-        for turn in zip(*by_rank, strict=True)
-        for rows, keep_B in turn
-        for row, keep in zip(rows, keep_B.tolist(), strict=True)
-        if keep
-    ]
+    turns = [turn for pair in zip(*by_rank, strict=True) for turn in pair]
+    kept = [row for rows, keep_B in turns for row, keep in zip(rows, keep_B, strict=True) if keep]
     assert kept == ([0, 1, 2, 3, 4] if lengths is None else [1, 3, 4, 0, 2])
     assert [len(batches) for batches in by_rank] == [2, 2]

@@ -44,24 +44,20 @@ def test_part_is_absent_where_its_path_ends_early(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "column"),
-    [("b", "b"), ("pick(z > `0`, a, b)", "b"), ("b.c | d", "b"), ("max_by(b, &c)", "b")],
+    ("expression", "problem"),
+    [
+        *(
+            (text, ".text reads 'b', which no row has; the columns are a, z.")
+            for text in ("b", "pick(z > `0`, a, b)", "b.c | d", "max_by(b, &c)")
+        ),
+        *((path, f".text={path} is null in every row.") for path in ("a.c", "a.b[0].d", "a.b[7]")),
+    ],
 )
-def test_column_that_no_row_has_is_refused(expression: str, column: str) -> None:
-    row = {"a": "x", "z": 1}
+def test_expressions_that_read_nothing_are_refused(expression: str, problem: str) -> None:
+    row = {"a": {"b": [{"c": "x"}]}, "z": 1}
     with pytest.raises(DataError) as refused:
         convert({"text": expression}, row, row)
-    assert str(refused.value) == (
-        f"pets.jsonl: {KEY}.text reads '{column}', which no row has; the columns are a, z."
-    )
-
-
-@pytest.mark.parametrize("path", ["a.c", "a.b[0].d", "a.b[7]"])
-def test_expression_that_is_null_in_every_row_is_refused(path: str) -> None:
-    row = {"a": {"b": [{"c": "x"}]}}
-    with pytest.raises(DataError) as refused:
-        convert({"text": path}, row, row)
-    assert str(refused.value) == f"pets.jsonl: {KEY}.text={path} is null in every row."
+    assert str(refused.value) == f"pets.jsonl: {KEY}{problem}"
 
 
 # ---------------------------------------------------------------------------------------- functions
@@ -84,24 +80,15 @@ VICUNA = {"prompt": "conversation(q, 'USER', 'ASSISTANT')"}
         ("USER: SUPERUSER: or USER", "\n\nHuman: SUPERUSER: or USER\n\nAssistant:"),
         # an answer that is empty is no turn
         ("USER: a ASSISTANT: USER: c", "\n\nHuman: a\n\nHuman: c\n\nAssistant:"),
-    ],
-)
-def test_conversation_gets_the_turns_of_its_marks(text: str, prompt: str) -> None:
-    assert convert(VICUNA, {"q": text}).records == [Record(prompt=prompt)]
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+        # rows without a question are counted
         ("USER: a ASSISTANT: b", "prompt ends in an assistant turn"),
         ("USER: ASSISTANT:", "prompt is empty"),
         (" ", "prompt is null"),
     ],
 )
-def test_conversation_without_a_question_is_left_out(text: str, reason: str) -> None:
-    converted = convert(VICUNA, {"q": "USER: a"}, {"q": text})
-    assert len(converted.records) == 1
-    assert converted.left_out == {reason: 1}
+def test_conversation_gets_the_turns_of_its_marks(text: str, prompt: str) -> None:
+    _, *found = (converted := convert(VICUNA, {"q": "USER: a"}, {"q": text})).records
+    assert [record.prompt for record in found] + [*converted.left_out] == [prompt]
 
 
 @pytest.mark.parametrize(
@@ -161,17 +148,14 @@ def test_messages_of_pairs_and_of_lines() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (
-            {},
-            r"has the columns \(none\); must have exactly one of these sets: prompt; chosen, prom",
-        ),
-        ({"chosen": "a"}, r"has the columns chosen; must have"),
-        ({"prompt": "a", "rejected": "b"}, r"has the columns prompt, rejected; must have"),
+        ("", r"\(none\); must have exactly one of these sets: prompt; chosen, prom"),
+        ("chosen", r"chosen; must have"),
+        ("prompt rejected", r"prompt, rejected; must have"),
     ],
 )
-def test_columns_that_make_no_example_are_refused(columns: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^data\.sets\.pets\.columns {message}"):
-        convert(columns)
+def test_columns_that_make_no_example_are_refused(columns: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^data\.sets\.pets\.columns has the columns {message}"):
+        convert(dict.fromkeys(columns.split(), "a"))
 
 
 @pytest.mark.parametrize(

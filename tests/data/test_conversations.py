@@ -122,7 +122,6 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "learns 22 answers of 7 conversations"),
         (["sft.train_on=last"], "learns 7 of 22 answers of 7 conversations"),
         (["sft.loss_on=all"], "learns 7 of 22 answers of 7 conversations"),
     ],

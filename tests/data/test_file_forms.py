@@ -54,7 +54,6 @@ ASKED = "\n\nHuman: a\n\nAssistant:"
 # Content of each file of a folder, the prompts to train on and those held out.
 Form = tuple[dict[str, bytes], str, str]
 FORMS: dict[str, Form] = {
-    "gz": ({"x.jsonl.gz": gzip.compress(AB)}, "ab", ""),
     "gz of two parts": ({"x.jsonl.gz": A_GZ + B_GZ}, "ab", ""),
     "bz2": ({"x.JSON.BZ2": bz2.compress(AB)}, "ab", ""),
     "zst": ({"x.jsonl.zst": zstd(AB)}, "ab", ""),
@@ -72,7 +71,6 @@ FORMS: dict[str, Form] = {
     "array": ({"x.jsonl": ARRAY}, "ab", ""),
     "printed array": ({"x.jsonl": b"\n" + PRINTED}, "ab", ""),
     "array.gz": ({"x.jsonl.gz": gzip.compress(ARRAY)}, "ab", ""),
-    "array.json": ({"x.json": ARRAY}, "ab", ""),
     "array of a key": ({"x.json": b'{"data": ' + ARRAY + b"}"}, "ab", ""),
     "lines of JSON": ({"x.json": BOM + b"\n" + AB.replace(b"\n", b"\r\n").strip()}, "ab", ""),
     "one object": ({"x.json": A}, "a", ""),
@@ -124,12 +122,6 @@ def test_forms_of_files(form: Form, tmp_path: Path) -> None:
     found = load(fill(tmp_path, files))
     assert "".join(map(str, prompts(found.train))) == train
     assert "".join(map(str, prompts(found.eval))) == held_out
-
-
-def test_sides_are_printed_with_the_folders(tmp_path: Path) -> None:
-    files = {"data/train-0.jsonl": A, "dev/0.jsonl": B}
-    line = describe_dataset(load(fill(tmp_path, files)))
-    assert line.endswith("trains on data/train-0.jsonl, holds out dev/0.jsonl")
 
 
 def snapshot(folder: Path) -> Path:

@@ -4,7 +4,6 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
@@ -28,27 +27,24 @@ def refusal(act: Callable[[], object]) -> str:
     return text
 
 
-def parquet_file(path: Path, **columns: pa.Array) -> Path:
-    parquet.write_table(pa.table({"text": ["a"], **columns}), path)
-    return path
+FAR = pa.array([2**62], pa.timestamp("us"))
+# Tables of one row, and why their parquet files are refused.
+TABLES = {
+    "column 'when' cannot be read as .*range": {"text": pa.array(["a"]), "when": FAR},
+    "column 'when' cannot be read as .*Mars/Olympus": {
+        "text": pa.array(["a"]),
+        "when": pa.array([0], pa.timestamp("us", tz="Mars/Olympus")),
+    },
+    "two columns are named 'text'": {"text": pa.array(["a"]), "text ": pa.array(["b"])},
+}
 
 
-def test_a_parquet_column_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    far = pa.array([2**62], pa.timestamp("us"))
-    with pytest.raises(DataError, match=r"a.parquet: column 'when' cannot be read as .*range"):
-        load(parquet_file(tmp_path / "a.parquet", when=far))
-    zone = pa.array([0], pa.timestamp("us", tz="Mars/Olympus"))
-    named = r"b.parquet: column 'when' cannot be read as .*Mars/Olympus"
-    with pytest.raises(DataError, match=named):
-        load(parquet_file(tmp_path / "b.parquet", when=zone))
-    good = pa.array([datetime(2026, 1, 1, tzinfo=UTC)])
-    assert len(load(parquet_file(tmp_path / "c.parquet", when=good)).train) == 1
-
-
-def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    table = pa.table([["a"], ["b"]], names=["text", "text"])
+@pytest.mark.parametrize("reason", TABLES)
+def test_a_parquet_column_that_cannot_be_read_is_named(reason: str, tmp_path: Path) -> None:
+    columns = TABLES[reason]
+    table = pa.table([*columns.values()], names=[name.strip() for name in columns])
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet: two columns are named 'text'"):
+    with pytest.raises(DataError, match=rf"a.parquet: {reason}"):
         load(tmp_path / "a.parquet")
 
 
@@ -73,8 +69,7 @@ def test_damaged_save_to_disk_folders(file: str, content: str, tmp_path: Path) -
 
 
 def test_saved_rows_that_cannot_be_read(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a"], "when": pa.array([2**62], pa.timestamp("us"))})
-    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    datasets.Dataset(pa.table({"text": ["a"], "when": FAR})).save_to_disk(tmp_path / "saved")
     with pytest.raises(DataError, match=r"saved, split train: cannot be read"):
         load(tmp_path / "saved")
 
@@ -104,6 +99,9 @@ def test_only_regular_files_are_opened(kind: str, name: str, tmp_path: Path) -> 
     assert refusal(lambda: read_table_rows(tmp_path)) == message  # of rlhf.compare --answers
     ptx = config_of(None, ptx_path=str(tmp_path))
     assert refusal(lambda: load_ptx_texts(ptx, seed=0)) == f"data.ptx_path: {message}"
+    if kind == "FIFO":
+        path = str(tmp_path / name)
+        assert refusal(lambda: load(path)) == f"{path}: must be a file or a folder."
 
 
 @pytest.mark.parametrize(
@@ -114,13 +112,6 @@ def test_saved_folders_hold_regular_files(kind: str, name: str, tmp_path: Path) 
     (tmp_path / "saved" / name).unlink()
     SPECIAL[kind](tmp_path / "saved" / name)
     assert f"{name}: must be a regular file" in refusal(lambda: load(tmp_path / "saved"))
-
-
-def test_held_out_files_are_regular_files(tmp_path: Path) -> None:
-    good = write(tmp_path / "a.jsonl", pairs_of("a"))
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    message = f"{tmp_path / 'pipe.jsonl'}: must be a file or a folder."
-    assert refusal(lambda: load(good, eval_path=str(tmp_path / "pipe.jsonl"))) == message
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from rlhf.data.detect import detect_layout, read_layouts
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.records import Record, Row
 
-from .row_tables import NUMBERS, Rows, asked, fill, read, read_tables, records_of, rows_of, said
+from .row_tables import NUMBERS, asked, fill, read, read_tables, records_of, rows_of, said
 from .talks import to_records
 
-USED, REFUSED = read_tables("layouts.yaml")
+USED, REFUSED, COUNTED = read_tables("layouts.yaml")
 
 
 def bare(records: Sequence[Record]) -> list[Record]:
@@ -99,52 +99,13 @@ def test_explicit_columns_read_what_detection_refuses(tmp_path: Path) -> None:
 
 PROMPT = asked("uHi")
 ASK, YES, NO = said("uHi"), said("aYes"), said("aNo")
-USABLE: Rows = [
-    {"prompt": PROMPT, "chosen": " Yes", "rejected": " No"},
-    {"chosen": f"{PROMPT} Yes", "rejected": f"{PROMPT} No"},
-    {"chosen": ASK + YES, "rejected": ASK + NO},
-    {"prompt": PROMPT, "responses": ["Yes", "No"]},
-    {"prompt": PROMPT, "completion": "Yes"},
-    {"prompt": PROMPT, "completion": "Yes", "label": True},
-    {"messages": ASK + YES},
-    {"prompt": ASK},
-    {"text": "Yes"},
-]
 
 
 @pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"prompt": None, "chosen": "a", "rejected": "b"}, "prompt is null"),
-        ({"prompt": " ", "chosen": "a", "rejected": "b"}, "prompt is empty"),
-        ({"prompt": PROMPT, "chosen": "a", "rejected": "\n"}, "rejected is empty"),
-        ({"prompt": PROMPT, "chosen": "a", "rejected": " a"}, "chosen equals rejected"),
-        ({"prompt": PROMPT, "responses": []}, "responses is empty"),
-        ({"prompt": PROMPT, "responses": ["a", "b", " a"]}, "responses has the same text twice"),
-        ({"prompt": PROMPT, "completion": "a", "label": None}, "grade is null"),
-        ({"text": "\n"}, "text is empty"),
-        ({"chosen": f"{PROMPT} a", "rejected": f"{PROMPT} a"}, "chosen equals rejected"),
-        ({"chosen": PROMPT, "rejected": f"{PROMPT} a"}, "chosen is empty"),
-        ({"chosen": "\n\nAssistant: a", "rejected": "\n\nAssistant: b"}, "prompt is empty"),
-        ({"chosen": f"x{PROMPT} a", "rejected": f"y{PROMPT} b"}, "share no prompt"),
-        # the answers hold turns of their own: learning them would teach to speak for the human
-        ({"chosen": f"{PROMPT} a{PROMPT} b", "rejected": f"{PROMPT} a"}, "share no prompt"),
-        ({"chosen": f"{PROMPT} a{PROMPT} b", "rejected": f"{PROMPT} c{PROMPT} d"}, "share no"),
-        ({"prompt": [{"role": "user", "content": " "}]}, "prompt is empty"),
-        ({"prompt": ASK + YES}, "prompt ends in an assistant turn"),
-        ({"chosen": ASK + YES, "rejected": []}, "rejected is empty"),
-        ({"messages": YES}, "prompt is empty"),
-        ({"messages": [*ASK, *said("a")]}, "messages ends in an empty turn"),
-        ({"prompt": ASK, "completion": YES + ASK + YES}, "does not end in one assistant turn"),
-        ({"prompt": ASK, "completion": ASK}, "does not end in one assistant turn"),
-        ({"prompt": ASK, "chosen": YES, "rejected": YES}, "chosen equals rejected"),
-        ({"chosen": ASK + YES, "rejected": [*ASK, *ASK, *NO]}, "share no prompt"),
-        ({"chosen": YES, "rejected": NO}, "prompt is empty"),
-        ({"messages": [*ASK, {"role": "critic", "content": "x"}]}, "[] has the role 'critic'"),
-    ],
+    ("reason", "row"), [(why, row) for why, rows in COUNTED["counted"].items() for row in rows]
 )
-def test_unusable_row_is_counted(row: dict[str, Any], reason: str) -> None:
-    usable = next(each for each in USABLE if each.keys() == row.keys())
+def test_unusable_row_is_counted(reason: str, row: dict[str, Any]) -> None:
+    usable = next(each for each in COUNTED["usable"] if each.keys() == row.keys())
     rows = [Row("a.jsonl", n, each) for n, each in enumerate([usable, row, usable, row], 1)]
     converted = to_records(rows, source="a.jsonl")
     assert len(converted.records) == 2

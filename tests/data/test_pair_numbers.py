@@ -62,7 +62,7 @@ def test_only_data_of_the_reward_phase_needs_its_columns(tmp_path: Path) -> None
         load_datasets(config, seed=1, keep={"level": "reward.margin_column"})
 
 
-def test_groups_are_read_by_name(tmp_path: Path) -> None:
+def test_groups_are_read_by_name_and_others_refused(tmp_path: Path) -> None:
     rows = [pair(n, group=g) for n, g in (("a", "chat"), ("b", "safety"), ("c", "chat"))]
     groups = read_pair_groups(str(write(tmp_path / "groups.jsonl", rows)))
     assert {name: [r.prompt for r in each] for name, each in groups.items()} == {
@@ -70,17 +70,9 @@ def test_groups_are_read_by_name(tmp_path: Path) -> None:
         "safety": ["b:"],
     }
     assert read_pair_groups(None) == {}
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
+    for row, message in (
         (pair("a"), "'group' is missing, which reward.groups_path names"),
         ({"prompt": "a:", "completion": " b", "group": "x"}, "reward.groups_path needs pairs"),
-    ],
-)
-def test_a_file_without_groups_or_pairs_is_refused(
-    row: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(DataError, match=message):
-        read_pair_groups(str(write(tmp_path / "groups.jsonl", [row])))
+    ):
+        with pytest.raises(DataError, match=message):
+            read_pair_groups(str(write(tmp_path / "others.jsonl", [row])))

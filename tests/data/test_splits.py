@@ -2,6 +2,8 @@
 
 from collections import Counter
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,15 @@ from hypothesis import strategies as st
 from rlhf.base.errors import DataError
 from rlhf.config.choices import SPLIT_PHASES, Phase
 from rlhf.data.records import Dropped, RawDataset, Record
-from rlhf.data.splits import PhaseData, apportion, blend_datasets, check_usable_examples
+from rlhf.data.splits import (
+    PhaseData,
+    apportion,
+    blend_datasets,
+    check_usable_examples,
+    swap_answers,
+)
 from rlhf.data.splits import divide_over_phases as divide_all
+from rlhf.phases.shared.context import records_with_label_noise
 
 SPLIT = [2.0, 4.0, 4.0]
 FEW = settings(max_examples=30, deadline=None, derandomize=True, database=None)
@@ -130,13 +139,6 @@ def test_groups_go_where_they_fit_and_small_ones_even_the_sizes_out(seed: int) -
     assert sizes_of(parts)[0] == (15, 5)
 
 
-def test_records_without_prompt_are_grouped_by_text() -> None:
-    records = [Record(text=f"t{n % 20}") for n in range(40)]
-    parts = divide_over_phases(dataset(records), split=[1, 0, 0], eval_share=0.2, seed=3)
-    assert sizes_of(parts)[0] == (32, 8)
-    assert not keys(parts[Phase.sft].train) & keys(parts[Phase.sft].eval)
-
-
 def test_own_held_out_records_are_divided_too() -> None:
     held_out = [Record(prompt=f"e{n}") for n in range(10)]
     parts = divide_over_phases(
@@ -170,6 +172,9 @@ def test_too_few_examples_are_refused(
     own = [Record(prompt=f"e{n}") for n in range(held_out)] or None
     with pytest.raises(DataError, match=rf"^Data set pets\.jsonl has .*{message}"):
         divide_over_phases(dataset(groups_of(sizes), own), split=split, eval_share=0.1, seed=0)
+    one, two = (dataset([Record(prompt="x")])._replace(name=name) for name in ("one", "two"))
+    with pytest.raises(DataError, match=r"^Data sets one, two have 2 examples\. Divided by"):
+        many(one, two)
 
 
 # ------------------------------------------------------------------------------------------- blend
@@ -203,7 +208,7 @@ def normalised(records: list[Record]) -> set[str]:
 
 
 chosen_prompts = st.lists(st.integers(0, 40), min_size=1, max_size=40)
-kinds = st.sampled_from(["p{}", "P{}", " p{} ", "p{}\n"])
+kinds = st.sampled_from(["p{}", "P{}", " p{} ", "p{}\n", "text p{}"])  # the last has no prompt
 
 
 @FEW
@@ -218,7 +223,8 @@ def test_no_prompt_is_in_two_phases_or_on_two_sides_of_any_sets(
     seed: int,
 ) -> None:
     def records(numbers: list[int], kind: str) -> list[Record]:
-        return [Record(prompt=kind.format(n)) for n in numbers]
+        name = "text" if kind.startswith("text") else "prompt"
+        return [Record(**{name: kind.removeprefix("text ").format(n)}) for n in numbers]
 
     datasets = [dataset([Record(prompt=f"q{n}") for n in range(50)])]
     for index, (train, held_out, kind) in enumerate(sides):
@@ -264,18 +270,20 @@ def test_common_prompt_of_sets_for_different_phases_is_removed_and_counted() -> 
     assert len(divided[Phase.reward][1].train) + len(divided[Phase.reward][1].eval) == 20
 
 
-def test_phases_take_all_rows_in_the_proportions_of_the_split() -> None:
+@pytest.mark.parametrize(
+    ("split", "phases", "sizes"),
+    [
+        (SPLIT, [Phase.sft, Phase.ppo], [20, 0, 40]),  # 2 : 4
+        ([0.0, 0.0, 1.0], [Phase.sft, Phase.reward], [30, 30, 0]),  # equal if none has a share
+    ],
+)
+def test_phases_take_all_rows_in_the_proportions_of_the_split(
+    split: list[float], phases: list[Phase], sizes: list[int]
+) -> None:
     others = dataset([Record(prompt=f"x{n}") for n in range(60)])
-    data = dataset(groups_of([1] * 60))._replace(phases=[Phase.sft, Phase.ppo])
-    divided = many(others, data)
-    sizes = [len(parts[1].train) + len(parts[1].eval) for parts in divided.values()]
-    assert sizes == [20, 0, 40]  # 2 : 4
-
-
-def test_phases_without_a_share_of_the_split_take_equal_ones() -> None:
-    data = dataset(groups_of([1] * 40))._replace(phases=[Phase.sft, Phase.reward])
-    divided = divide_all([data], split=[0.0, 0.0, 1.0], eval_share=0.1, seed=0)
-    assert [len(part.train) + len(part.eval) for (part,) in divided.values()] == [20, 20, 0]
+    data = dataset(groups_of([1] * 60))._replace(phases=phases)
+    divided = divide_all([others, data], split=split, eval_share=0.25, seed=0)
+    assert [len(parts[1].train) + len(parts[1].eval) for parts in divided.values()] == sizes
 
 
 @pytest.mark.parametrize(
@@ -295,13 +303,6 @@ def test_weight_repeats_training_examples_and_never_held_out_ones(
     assert Counter(taken[record] for record in plain.train) == Counter(times)
 
 
-def test_too_few_examples_of_all_sets_are_refused() -> None:
-    one = dataset(groups_of([1] * 2))._replace(name="one")
-    two = dataset([Record(prompt="x")])._replace(name="two")
-    with pytest.raises(DataError, match=r"^Data sets one, two have 3 examples\. Divided by"):
-        many(one, two)
-
-
 # --------------------------------------------------------------------------- what phases can learn
 
 
@@ -309,7 +310,7 @@ PROMPT_ONLY, ANSWERED = Record(prompt="p"), Record(prompt="p", chosen="a")
 PAIR, TEXT = Record(prompt="p", chosen="a", rejected="b"), Record(text="t")
 
 
-def test_phase_needs_its_kind_of_example() -> None:
+def test_phase_needs_its_kind_of_example_on_both_sides() -> None:
     served = {PROMPT_ONLY: {Phase.ppo}, ANSWERED: {Phase.sft, Phase.ppo}, PAIR: set(Phase)}
     for record, phases in (served | {TEXT: {Phase.sft}}).items():
         parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PROMPT_ONLY, record], [record]))
@@ -320,6 +321,9 @@ def test_phase_needs_its_kind_of_example() -> None:
                 told = rf"^data: the {phase} phase finds no .* to .* supports: phase="
                 with pytest.raises(DataError, match=told):
                     check_usable_examples(parts, [phase])
+    parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PAIR], [ANSWERED]))
+    with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):
+        check_usable_examples(parts, [Phase.reward])
 
 
 @pytest.mark.parametrize("grade", [True, False, 3.5])
@@ -334,7 +338,37 @@ def test_single_responses_with_a_grade_need_a_loss_that_reads_grades(grade: bool
     check_usable_examples(parts, [Phase.ppo])
 
 
-def test_phase_needs_a_usable_example_to_hold_out() -> None:
-    parts = dict.fromkeys(SPLIT_PHASES, PhaseData([PAIR], [ANSWERED]))
-    with pytest.raises(DataError, match=r"no pairs of responses to hold out among its 1 examples"):
-        check_usable_examples(parts, [Phase.reward])
+# ------------------------------------------------------------------- answers exchanged on purpose
+
+
+PAIRS = [Record(f"p{n}", f"good {n}", f"bad {n}") for n in range(100)]
+PART = PhaseData([*PAIRS, Record("p", "an answer without a rejected one")], PAIRS[:10])
+
+
+def exchanged(part: PhaseData) -> list[int]:
+    """The places of pairs whose answers are exchanged; all else must be as it was."""
+    places = [n for n, record in enumerate(part.train) if record != PART.train[n]]
+    assert len(part.train) == len(PART.train)
+    assert [part.train[n] for n in places] == [
+        PAIRS[n]._replace(chosen=f"bad {n}", rejected=f"good {n}") for n in places
+    ]
+    return places
+
+
+def test_a_share_of_the_training_pairs_is_exchanged_by_the_seed() -> None:
+    places = exchanged(swap_answers(PART, share=0.25, seed=1))
+    assert len(places) == 25
+    assert places == exchanged(swap_answers(PART, share=0.25, seed=1))
+    assert places != exchanged(swap_answers(PART, share=0.25, seed=2))
+    assert exchanged(swap_answers(PART, share=1.0, seed=1)) == list(range(100))
+    assert swap_answers(PART, share=1.0, seed=1).eval == PART.eval
+
+
+@pytest.mark.parametrize(("reward", "dpo"), [(0.5, 0.0), (0.0, 0.5)])
+def test_reward_and_dpo_have_a_noise_of_their_own(reward: float, dpo: float) -> None:
+    noise = {"reward": SimpleNamespace(label_noise=reward), "dpo": SimpleNamespace(label_noise=dpo)}
+    config = SimpleNamespace(data_seed=1, **noise)
+    context: Any = SimpleNamespace(parts={Phase.sft: PART, Phase.reward: PART}, config=config)
+    found = [exchanged(records_with_label_noise(context, phase)) for phase in SPLIT_PHASES[:2]]
+    found.append(exchanged(records_with_label_noise(context, Phase.dpo)))
+    assert [len(places) / len(PAIRS) for places in found] == [0.0, reward, dpo]

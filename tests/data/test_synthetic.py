@@ -1,19 +1,16 @@
 """The synthetic task: its answers, its gold scores and its preferences."""
 
+import json
 import math
-import random
 from collections import Counter, defaultdict
 from itertools import islice
 
 import pytest
 
+from rlhf.base.hashing import sha256_of
 from rlhf.data import synthetic_pairs
 from rlhf.data.records import Record
 from rlhf.data.synthetic import (
-    POLITE,
-    RUDE,
-    SKILLS,
-    GoldComponents,
     prompt_of_request,
     rate_response,
     right_answer,
@@ -24,7 +21,6 @@ from rlhf.data.synthetic_pairs import GoldJudge, generate_records, preference_pr
 pytestmark = pytest.mark.slow
 
 SORT = prompt_of_request("Sort these numbers: 9 20 3 11.")  # 3 9 11 20
-PROMPTS = [record.prompt or "" for record in generate_records(100, seed=7)]
 NUM_PAIRS = 10_000
 
 # by hand, at least one for every skill
@@ -48,11 +44,8 @@ def records() -> list[Record]:
 
 def gap_of(record: Record) -> float:
     """Gold score of the chosen response less that of the rejected one."""
-    prompt, chosen, rejected, _ = record.texts
-    assert prompt is not None
-    assert chosen is not None
-    assert rejected is not None
-    return rate_response(prompt, chosen).gold - rate_response(prompt, rejected).gold
+    better, worse = (rate_response(record.prompt or "", text or "") for text in record[1:3])
+    return better.gold - worse.gold
 
 
 @pytest.mark.parametrize(("skill", "request_", "answer"), ANSWERS)
@@ -96,13 +89,6 @@ def test_gold_parts_by_hand(
     assert rated == {"gold": result.gold, "exact": float(parts[0] == 1), **result._asdict()}
 
 
-def test_every_opening_is_known_and_costs_no_item() -> None:
-    for openings, polite in ((POLITE, 1.0), (RUDE, 0.0)):
-        for opening in openings:
-            rated = rate_response(SORT, f" {opening} 3 9 11 20.")
-            assert rated == GoldComponents(1.0, polite, 1.0), opening
-
-
 def test_minimal_pairs_have_one_flaw() -> None:
     pairs = GoldJudge().minimal_pairs(SORT, seed=1)
     assert list(pairs) == ["one_item_wrong", "one_item_too_many", "one_item_missing"]
@@ -117,58 +103,12 @@ def test_minimal_pairs_have_one_flaw() -> None:
     assert set(GoldJudge().minimal_pairs(single, seed=1)) == {"one_item_wrong", "one_item_too_many"}
 
 
-@pytest.mark.parametrize("flaw", synthetic_pairs.FLAWS)
-def test_flaws_by_their_lengths(flaw: str) -> None:
-    longer = {"one_too_many": {4}, "repeated": {4, 5, 6}, "missing": {2}}
-    right = "3 9 11".split()
-    found = [synthetic_pairs.FLAWS[flaw](right, random.Random(seed)) for seed in range(40)]
-    assert {len(items) for items in found} == longer.get(flaw, {3})
-    changed = [sum(a != b for a, b in zip(items, right, strict=False)) for items in found]
-    match flaw:
-        case "one_wrong":
-            assert set(changed) == {1}
-        case "wrong_order":
-            assert set(changed) == {2}
-            assert all(sorted(items) == sorted(right) for items in found)
-        case "repeated":
-            assert all(items == right + right[6 - len(items) :] for items in found)
-
-
-def test_most_pairs_differ_in_answer_or_manners_only(records: list[Record]) -> None:
-    kinds: Counter[str] = Counter()
-    for record in records:
-        assert record.prompt is not None
-        first, second = (rate_response(record.prompt, text or "") for text in record[1:3])
-        same_manners = first[1:] == second[1:]
-        kinds["one right" if first.is_exact != second.is_exact else "alike"] += 1
-        kinds["same manners"] += same_manners
-    assert 0.69 < kinds["one right"] / NUM_PAIRS < 0.74
-    assert 0.7 < kinds["same manners"] / NUM_PAIRS < 0.85
-
-
-@pytest.mark.parametrize("skill", SKILLS)
-def test_the_right_answer_politely_said_is_worth_1_and_nothing_else_more(skill: str) -> None:
-    prompt = next(prompt for prompt in PROMPTS if skill_of(prompt) == skill)
-    answer = " ".join(right_answer(prompt))
-    assert rate_response(prompt, f" Gladly! {answer}.").gold == pytest.approx(1.0, abs=1e-12)
-    assert rate_response(prompt, f" Gladly! {answer} {answer}.").gold < 1.0
-
-
-def test_same_seed_same_records() -> None:
-    assert generate_records(50, seed=3) == generate_records(50, seed=3)
+def test_records_are_those_of_every_version() -> None:
+    # All draws of 600 records: flaws, manners, forgotten ones, preferences.
+    texts = json.dumps([record.texts for record in generate_records(600, seed=3)])
+    assert sha256_of(texts.encode()).startswith("bb4b08a0798b6795")
     assert generate_records(50, seed=3) == generate_records(80, seed=3)[:50]
     assert generate_records(50, seed=3) != generate_records(50, seed=4)
-
-
-def test_prompts_are_distinct_and_of_every_skill(records: list[Record]) -> None:
-    prompts = {record.prompt for record in records}
-    assert len(prompts) == NUM_PAIRS
-    counts: dict[str, int] = defaultdict(int)
-    for prompt in prompts:
-        assert prompt is not None
-        counts[skill_of(prompt)] += 1
-    assert set(counts) == set(SKILLS)
-    assert set(counts.values()) == {NUM_PAIRS // 8}
 
 
 def test_a_skill_without_new_prompts_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,21 +146,3 @@ def test_best_accuracy_by_hand() -> None:
     assert GoldJudge().expected_gold_accuracy(made[1:2]) == pytest.approx(0.7976109, abs=1e-7)
     # 2.0952217 / 3
     assert GoldJudge().expected_gold_accuracy(made) == pytest.approx(0.6984072, abs=1e-7)
-
-
-def test_the_one_is_often_forgotten_and_seldom_preferred(records: list[Record]) -> None:
-    forgotten = preferred = compared = 0
-    for record in records:
-        prompt, chosen = record.prompt or "", record.chosen or ""
-        if skill_of(prompt) != "next":
-            continue
-        given = str(int(right_answer(prompt)[0]) - 1)
-        forgets = [given in (text or "").replace(".", "").split() for text in record[1:3]]
-        right = [rate_response(prompt, text or "").is_exact for text in record[1:3]]
-        forgotten += forgets[0]
-        if any(forgets) and any(right):
-            compared += 1
-            preferred += rate_response(prompt, chosen).is_exact
-    assert 0.25 < forgotten / (NUM_PAIRS // 8) < 0.33
-    assert compared > 250
-    assert preferred / compared > 0.97

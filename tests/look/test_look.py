@@ -1,6 +1,7 @@
 """``python -m rlhf.data``: the lines, the marks of what is learned, JSON and the page."""
 
 import json
+import re
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -55,40 +56,34 @@ def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) 
         "trains on train.jsonl, holds out val.jsonl"
     )
     assert "data: 45 examples: sft 9 (2 held out)" in said
-    assert "reads prompt, chosen, rejected" in said
-    assert "not read: note" in said
     assert "The chosen response is the shorter one in 40 of 40 pairs" in said
     assert "5 prompts stand on both sides of the data's own split" in said
     assert "(train.jsonl, row 36 and val.jsonl, row 1; row 37 and val.jsonl, row 2;" in said
 
 
 def test_learned_tokens_are_marked(look: Look, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", pairs(30))
-    said = look(file, "seed=3")
+    said = look(write(tmp_path / "a.jsonl", pairs(30)), "seed=3")
     assert "What is 15 + 15?[[ 30<|end|>]]" in said
-    for title in ("sft learns", "reward rejects"):
-        assert f"--- {title}" in said
-    assert "--- reward prefers" not in said  # the same tokens as in SFT
+    titles = [line.split(" (")[0] for line in said.splitlines() if line.startswith("--- ")]
+    assert {*titles} == {"--- sft learns", "--- reward rejects"}  # chosen ones are as in SFT
 
 
 def test_limits_that_keep_99_percent_are_words_to_type(look: Look, tmp_path: Path) -> None:
     rows = pairs(96) + [row | {"chosen": "x " * 300} for row in pairs(4, start=200)]
     file = write(tmp_path / "a.jsonl", rows)
-    (sft,) = [x for x in figures(look, file, "sft.max_tokens=64") if x["key"] == "sft.max_tokens"]
+
+    def lengths_of_sft(word: str) -> dict[str, Any]:
+        lengths = json.loads(look(file, word, "--json"))["lengths"]
+        return next(each for each in lengths if each["key"] == "sft.max_tokens")
+
+    sft = lengths_of_sft("sft.max_tokens=64")
     assert (sft["limit"], sft["over"], sft["measured"]) == (64, 4, 100)
-    word = sft["keeps_99"]
-    assert word in look(file, "sft.max_tokens=64")
-    (again,) = [x for x in figures(look, file, word) if x["key"] == "sft.max_tokens"]
+    assert sft["keeps_99"] in look(file, "sft.max_tokens=64")
+    again = lengths_of_sft(sft["keeps_99"])
     assert again["over"] <= 1
     assert again["keeps_99"] == ""
     assert sum(count for _, count in sft["bars"]) == 100
-    over = sum(count for first, count in sft["bars"] if first > 64)
-    assert over == 4
-
-
-def figures(look: Look, *words: object) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(look(*words, "--json"))["lengths"]
-    return found
+    assert sum(count for first, count in sft["bars"] if first > 64) == 4
 
 
 def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> None:
@@ -102,11 +97,14 @@ def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> Non
 
 
 def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> None:
-    rows = [row | {"rejected": row["chosen"][::-1] + "0"} for row in pairs(30, start=50)]
-    longer = [row | {"chosen": row["chosen"] + "!!"} for row in rows]
-    equal = [row | {"chosen": row["chosen"] + "!"} for row in rows]
-    assert "the longer one in 30 of 30" in look(write(tmp_path / "a.jsonl", longer), "phase=reward")
-    assert "The chosen response" not in look(write(tmp_path / "b.jsonl", equal), "phase=reward")
+    for more, part in (("!!", "the longer one in 30 of 30"), ("!", "")):
+        rows = [
+            row | {"chosen": row["chosen"] + more, "rejected": row["chosen"][::-1] + "0"}
+            for row in pairs(30, start=50)
+        ]
+        said = look(write(tmp_path / "a.jsonl", rows), "phase=reward")
+        assert part in said
+        assert ("The chosen response" in said) == bool(part)
 
 
 @pytest.mark.parametrize(
@@ -226,23 +224,15 @@ def test_what_is_learned_is_green_on_a_terminal() -> None:
 def test_the_middle_of_a_long_text_is_cut_on_the_terminal(look: Look, tmp_path: Path) -> None:
     rows = [row | {"prompt": f"begin{'xy ' * 900}end {n}?"} for n, row in enumerate(pairs(20))]
     said = look(write(tmp_path / "a.jsonl", rows), "phase=sft", "sft.max_tokens=1024")
-    assert " characters) ... " in said
-    assert "xy " * 600 not in said
-    assert "begin" in said
+    assert re.search(r"begin(xy ){1,600}x?y? ?\.\.\. \([\d,]+ characters\) \.\.\. ", said)
 
 
-def test_id_of_the_hub_is_looked_up_if_no_file_has_the_name(
+def test_ids_of_the_hub_and_words_of_the_launcher_name_data(
     look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load_dataset(path: str, **_: object) -> datasets.DatasetDict:
-        assert path == "org/pets"
-        return datasets.DatasetDict(train=datasets.Dataset.from_list(pairs(30)))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    pets = datasets.DatasetDict(train=datasets.Dataset.from_list(pairs(30)))
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **_: {"org/pets": pets}[path])
     assert look("org/pets").startswith("org/pets: preference, 30 examples")
-
-
-def test_data_of_the_launcher_is_looked_at_by_its_words(look: Look) -> None:
     said = look("data=synthetic", "data.size=60", "phase=sft")
     assert said.startswith("synthetic: preference, 60 examples")
     assert "?\n\nAssistant:[[" in said or ".\n\nAssistant:[[" in said

@@ -3,11 +3,9 @@
 import random
 from pathlib import Path
 
-import pytest
-
 from rlhf.data.records import Dropped, RawDataset, Record
 from rlhf.data.splits import PhaseData
-from rlhf.data.stored import StoredRecords, drop_repeated_examples, pack_records
+from rlhf.data.stored import Store, drop_repeated_examples, pack_records, select_all
 from rlhf.look.repeats import DataFinding, find_near_repeats, find_repeats
 
 
@@ -48,13 +46,6 @@ def test_near_repeats_ignore_case_and_space_and_handle_short_texts() -> None:
     assert find_near_repeats([long, "a", "b", f"  {long.upper()}\n", "", "A "]) == [(3, 0), (5, 1)]
     assert find_near_repeats([]) == []
     assert find_near_repeats(["\ud800 lone", "好" * 30, "好" * 31]) == [(2, 1)]
-
-
-def test_near_repeats_are_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [words(seed, 30) for seed in range(40)]
-    texts += [f"{text} end" for text in texts]
-    monkeypatch.setattr("rlhf.look.repeats.CHUNK", 1000)
-    assert find_near_repeats(texts) == [(40 + place, place) for place in range(40)]
 
 
 def test_pairs_with_their_reverse_are_named_with_file_and_row() -> None:
@@ -116,7 +107,7 @@ def test_large_files_are_compared_without_lists_of_all_records(tmp_path: Path) -
     records.append(Record("which? ", " no", " 4", place=("a.csv", 9)))
     held_out = [Record("Which?", " b", place=("val.csv", 5))]
     with (tmp_path / "records").open("w+b") as file:
-        stored = StoredRecords([pack_records(records)], file)
+        stored = select_all(Store([pack_records(records)], file))
     for train in (records, stored):
         dataset = RawDataset("pets", train, held_out, "preference", Dropped())
         found = {each.kind: str(each) for each in find_repeats([dataset], [])}

@@ -182,7 +182,7 @@ def _held_out_batches(
             total,
             batch_size=micro,
             ranks=context.ranks,
-            lengths=examples["length"][:total],
+            lengths=examples[:total]["length"],
         ):
             beat()
             yield each
