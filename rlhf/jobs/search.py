@@ -28,10 +28,12 @@ from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.stored_files import (
     METRICS,
+    RESULT,
     DamagedFileError,
     GrowingFile,
     read_bytes,
     read_json_lines_with_bytes,
+    read_json_object,
 )
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
@@ -47,7 +49,6 @@ from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, PARENT, open_log, resources_of_share, use_cores
 from rlhf.run.console import Console
 from rlhf.run.metric_table import better_direction
-from rlhf.run.results import read_json_object
 from rlhf.run.step_alarms import read_alarms
 from rlhf.runtime.start_checks import logged_metric_names, require_known_name, result_names
 
@@ -142,7 +143,7 @@ class Searcher:
         with use_cores(cores), open_log(run_dir) as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         self._say(f"trial {trial.number}: {' '.join(values)}")
-        metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
+        metrics = METRICS.follow(run_dir)
         self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))
 
     def _poll_trials(self) -> None:
@@ -181,7 +182,7 @@ class Searcher:
         self._running.remove(each)
         number = each.trial.number
         if outcome == "complete":
-            phases = read_json_object(each.run_dir / "result.json")["phases"]
+            phases = read_json_object(each.run_dir / RESULT)["phases"]
             values = [_read_result(phases, name) for name in self._search.study.objectives]
             limited = {name: _read_result(phases, name) for name in self._search.study.at_most}
             outcome = "complete" if all(map(isfinite, [*values, *limited.values()])) else "failed"

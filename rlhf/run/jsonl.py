@@ -13,12 +13,18 @@ from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_e
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
+from rlhf.base.stored_files import (
+    ALARMS,
+    METRICS,
+    SAMPLES,
+    open_regular_file,
+    read_json_lines_with_bytes,
+)
 from rlhf.options import hooks_of
 
 # The files that options add to LOGS. An option names its file as LOG in its module ``keys``.
 OPTIONS_LOGS = list(hooks_of("keys", "LOG"))
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)  # rank 0 appends to them
+LOGS = (METRICS.name, SAMPLES.name, ALARMS.name, *OPTIONS_LOGS)  # rank 0 appends to them
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 

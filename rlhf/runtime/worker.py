@@ -19,6 +19,7 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
+from rlhf.base.stored_files import RESULT
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
@@ -172,7 +173,7 @@ def run_phases(
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         require_sealed_judges(config.rewards)
-        write_json(run_dir / "result.json", result)
+        write_json(run_dir / RESULT, result)
         point_latest_to(run_dir, console.say)  # of a run that took no step
     return result
 
