@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
@@ -36,6 +37,7 @@ LARGEST = 1e60  # largest absolute value accepted in a file, because charts squa
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
+NUMBERS = {int: int, float: (int, float)}  # the types that a number of each kind may have
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 # Results that are mappings.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
@@ -267,8 +269,9 @@ def parse_json(
         raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(value, DEEPEST):
         raise DamagedFileError(path, f"{place}it has more than {DEEPEST} levels")
-    if (fault := _find_fault(value, form, "")) is not None:
-        raise DamagedFileError(path, place + fault)
+    if (fault := _find_fault(value, form)) is not None:
+        what = "the content" if fault.startswith(" ") else ""
+        raise DamagedFileError(path, place + what + fault.removeprefix("."))
     return value
 
 
@@ -280,56 +283,43 @@ def _is_deep(value: Any, levels: int) -> bool:
     return not levels or any(_is_deep(each, levels - 1) for each in parts)
 
 
-def _find_fault(value: Any, form: Form, name: str) -> str | None:
-    """Return how ``value``, whose dotted path is ``name``, differs from ``form``, or None."""
-    if callable(form) and not isinstance(form, type):
-        form = form(name.rpartition(".")[2])
+def _find_fault(value: Any, form: Form) -> str | None:
+    """Return the place in ``value`` that differs from ``form``, and how; None if none does."""
     if isinstance(form, tuple):
-        faults = [_find_fault(value, each, name) for each in form]
+        faults = [_find_fault(value, each) for each in form]
         return None if None in faults else faults[0]
     if isinstance(form, dict):
-        return (
-            _find_object_fault(value, form, name)
-            if isinstance(value, dict)
-            else _describe_mismatch(name, "an object")
-        )
+        return _find_object_fault(value, form) if isinstance(value, dict) else " is not an object"
     if isinstance(form, list):
         if not isinstance(value, list):
-            return _describe_mismatch(name, "a list")
+            return " is not a list"
         if len(form) > 1 and len(form) != len(value):
-            return _describe_mismatch(name, f"a list of {len(form)}")
+            return f" is not a list of {len(form)}"
         forms = form if len(form) > 1 else form * len(value)
-        items = (
-            _find_fault(v, f, f"{name}[{i}]")
-            for i, (v, f) in enumerate(zip(value, forms, strict=True))
-        )
-        return next((fault for fault in items if fault), None)
-    return None if _has_type(value, form) else _describe_mismatch(name, NAMES[form])
+        found = map(_find_fault, value, forms)
+        return next((f"[{number}]{fault}" for number, fault in enumerate(found) if fault), None)
+    return None if _has_type(value, form) else f" is not {NAMES[form]}"
 
 
-def _find_object_fault(value: dict[str, Any], form: dict[str, Form], name: str) -> str | None:
-    prefix = f"{name}." if name else ""
+def _find_object_fault(value: dict[str, Any], form: dict[str, Form]) -> str | None:
     for key in form:
         if not key.endswith("?") and key != OTHERS and key not in value:
-            return f"{prefix}{key} is missing"
+            return f".{key} is missing"
     for key, each in value.items():
         of_key = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
-        if of_key is not None and (fault := _find_fault(each, of_key, f"{prefix}{key}")):
-            return fault
+        if isinstance(of_key, FunctionType):
+            of_key = of_key(key)
+        if of_key is not None and (fault := _find_fault(each, of_key)):
+            return f".{key}{fault}"
         if key.endswith("_before") and f"{key[:-6]}after" not in value:
-            return f"{prefix}{key[:-6]}after is missing"
+            return f".{key[:-6]}after is missing"
     return None
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    if kind in {int, float}:
-        is_number = isinstance(value, int | (float if kind is float else int))
-        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
-    return isinstance(value, kind)
-
-
-def _describe_mismatch(name: str, what: str) -> str:
-    return f"{name or 'the content'} is not {what}"
+    if kind in NUMBERS and isinstance(value, NUMBERS[kind]):
+        return not isinstance(value, bool) and abs(value) <= LARGEST
+    return kind not in NUMBERS and isinstance(value, kind)
 
 
 def find_entries(folder: Path, pattern: str) -> list[Path]:
