@@ -129,7 +129,7 @@ ANSWERS, PAIRS = map(_stored_file, ("evaluation/answers.jsonl", "evaluation/pair
 MANIFEST = PHASE_MANIFEST.name  # of phases, checkpoints and cached tokens
 Identity = list[int | str]  # size in bytes, and SHA-256
 MOST_BYTES = 2**31  # of a file that is read whole
-MOST_OF_LINE = 2**26  # bytes of a line of a JSONL file, and of a JSON file
+MOST_PARSED = 2**26  # bytes of a text, of a JSON file and of a line of a JSONL file
 TAIL = 2**16  # bytes at the end of a log that hold its last lines
 DEEPEST = 32  # levels of lists and objects in each other
 
@@ -197,7 +197,7 @@ def read_tail(path: Path) -> bytes:
     return b""
 
 
-def read_stored_text(path: Path, *, most: int = MOST_BYTES) -> str | None:
+def read_stored_text(path: Path, *, most: int = MOST_PARSED) -> str | None:
     """Return the text of a file; None if there is none.
 
     Raises:
@@ -216,7 +216,7 @@ def read_json(path: Path, form: Form, *, keeps_nan: bool = False) -> Any:
 
     Numbers that are not finite become None, unless ``keeps_nan``.
     """
-    content = read_bytes(path, most=MOST_OF_LINE)
+    content = read_bytes(path, most=MOST_PARSED)
     return None if content is None else parse_json(path, content, form, keeps_nan=keeps_nan)
 
 
@@ -250,9 +250,9 @@ def _read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines that a file has now; only "\\n" ends a line, and not U+2028 in a text."""
     with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
         left = os.fstat(file.fileno()).st_size
-        while left and (line := file.readline(min(left, MOST_OF_LINE + 1))):
-            if len(line) > MOST_OF_LINE:
-                raise DamagedFileError(path, f"it has a line of more than {MOST_OF_LINE:,} bytes")
+        while left and (line := file.readline(min(left, MOST_PARSED + 1))):
+            if len(line) > MOST_PARSED:
+                raise DamagedFileError(path, f"it has a line of more than {MOST_PARSED:,} bytes")
             left -= len(line)
             yield line
 

@@ -57,7 +57,7 @@ REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
 # Limits of the config.yaml of a run directory, which somebody else may have written.
 MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
 DEEPEST = 12  # levels of mappings and lists
-LONGEST_COMMAND = 100_000  # bytes of command.txt; shlex takes a second for twice as many
+LONGEST_COMMAND = 100_000  # characters of command.txt; shlex takes a second for twice as many
 LARGEST = 2**63 - 1
 # Errors of a text that is no plain YAML, or that holds more than runs write.
 UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
@@ -134,7 +134,9 @@ def read_command(run_dir: Path) -> list[str]:
     Raises:
         DamagedFileError: if the stored command is too long, or cannot be split into words.
     """
-    text = read_stored_text(run_dir / COMMAND, most=LONGEST_COMMAND) or ""
+    text = read_stored_text(run_dir / COMMAND) or ""
+    if len(text) > LONGEST_COMMAND:
+        raise DamagedFileError(run_dir / COMMAND, f"it has more than {LONGEST_COMMAND} characters")
     try:
         return shlex.split(text)[2:]
     except ValueError as error:

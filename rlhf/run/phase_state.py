@@ -39,6 +39,7 @@ from rlhf.base.stored_files import (
     check_files,
     file_identity,
     find_entries,
+    find_files,
     read_json,
 )
 from rlhf.base.types import TensorSlice
@@ -76,7 +77,7 @@ class Checkpoint(NamedTuple):
         from safetensors import safe_open
 
         slices: dict[str, list[tuple[int, Any]]] = {}  # start and content of a tensor's slices
-        for path in find_entries(self.folder / engine, "**/*.safetensors"):  # ordered by start too
+        for path in find_files(self.folder / engine, "**/*.safetensors"):  # ordered by start too
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118 - no dict
                 name, _, start = key.partition("@")

@@ -77,7 +77,7 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
     names = (path.relative_to(run.folder).as_posix() for path in find_entries(run.folder, "**/*"))
     with replace_atomically(file) as building, ZipFile(building, "w", ZIP_DEFLATED) as archive:
         for name in sorted(filter(NAMES.fullmatch, names)):
-            own = (read_stored_text(run.folder / name) or "").encode()
+            own = (read_stored_text(run.folder / name, most=MOST_BYTES) or "").encode()
             content = make_shareable(own.decode()).encode()
             about["files"][name] = _identity_of(content)
             if content != own:

@@ -64,6 +64,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         read("weights/c", slice(0, 1))
 
 
+def test_tensors_of_a_link_are_not_read(tmp_path: Path) -> None:
+    """A stranger's checkpoint could bring a model of the reader into an exported model."""
+    mine, folder = write(tmp_path / "mine", 1), write(tmp_path / "run", 1)
+    (folder / "model/more.safetensors").symlink_to(mine / "model/model.safetensors")
+    read = load_checkpoint(folder).build_tensor_reader("model")
+    assert len(read("weights/b", slice(None))) == len(TENSORS["weights/b"])
+
+
 def test_latest_comes_first(tmp_path: Path) -> None:
     for step in (9, 10, 100):
         write(tmp_path, step)
