@@ -214,14 +214,6 @@ def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayCompa
     return compare_logs(run_dir, target, replay)
 
 
-def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
-    """Take the steps again in ``target``; print the comparison; return True if all is equal."""
-    found = take_steps_again(run_dir, replay, target)
-    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
-        sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
-    return found.step is None
-
-
 def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
     parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
@@ -239,7 +231,10 @@ def _replay(options: argparse.Namespace) -> int:
     require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:
-        return 0 if replay_steps(run_dir, replay, target) else DIFFERS
+        found = take_steps_again(run_dir, replay, target)
+    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
+        sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
+    return 0 if found.step is None else DIFFERS
 
 
 @contextmanager

@@ -37,7 +37,7 @@ LARGEST = 1e60  # largest absolute value accepted in a file, because charts squa
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
-NUMBERS = {int: int, float: (int, float)}  # the types that a number of each kind may have
+NUMBERS: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # of each kind
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 # Results that are mappings.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
@@ -95,18 +95,19 @@ class StoredFile(os.PathLike[str]):
     def __str__(self) -> str:
         return self.name
 
-    def read(self, folder: Path) -> Any:
-        """Return the value of the JSON file in ``folder``; None if there is no file."""
-        return read_json(folder / self, self.form)
+    def read(self, folder: Path) -> dict[str, Any] | None:
+        """Return the JSON object of the file in ``folder``; None if there is no file."""
+        found: dict[str, Any] | None = read_json(folder / self, self.form)
+        return found
 
-    def read_if_intact(self, folder: Path) -> Any:
-        """Return the value of the JSON file in ``folder``; None if it is missing or damaged."""
+    def read_if_intact(self, folder: Path) -> dict[str, Any] | None:
+        """Return the JSON object of the file in ``folder``; None if it is missing or damaged."""
         with suppress(DamagedFileError):
             return self.read(folder)
         return None
 
-    def read_lines(self, folder: Path) -> Iterator[Any]:
-        """Yield the value of each line of the JSONL file in ``folder``."""
+    def read_lines(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """Yield the object of each line of the JSONL file in ``folder``."""
         return read_json_lines(folder / self, self.form)
 
     def follow(self, folder: Path) -> GrowingFile:
@@ -317,9 +318,10 @@ def _find_object_fault(value: dict[str, Any], form: dict[str, Form]) -> str | No
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    if kind in NUMBERS and isinstance(value, NUMBERS[kind]):
-        return not isinstance(value, bool) and abs(value) <= LARGEST
-    return kind not in NUMBERS and isinstance(value, kind)
+    if kind in NUMBERS:
+        is_number = isinstance(value, NUMBERS[kind])
+        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, kind)
 
 
 def find_entries(folder: Path, pattern: str) -> list[Path]:

@@ -48,7 +48,7 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
         DataError: if a file of data has changed or is missing, or a relative path now names
             another file.
     """
-    began: Inputs | None = INPUTS.read(run_dir)
+    began = INPUTS.read(run_dir)
     if began is None:  # the run was given no file, or an older version began it
         return
     for key, files in _hash_inputs(config).items():

@@ -83,12 +83,11 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
     warning.
     """
     try:
-        found: dict[str, Any] | None = PLAN.read(run_dir)
+        return PLAN.read(run_dir)
     except DamagedFileError as error:
         if say is not None:
             say(f"warning: {error}. The run continues without planned values")
         return None
-    return found
 
 
 def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> None:

@@ -66,8 +66,7 @@ class FoundRun:
     @cached_property
     def bundle(self) -> Mapping[str, Any] | None:
         """Return the content of bundle.json; None if the run was not imported."""
-        found: dict[str, Any] | None = BUNDLE.read_if_intact(self.folder)
-        return found
+        return BUNDLE.read_if_intact(self.folder)
 
     @property
     def imported_from(self) -> str | None:
@@ -105,8 +104,7 @@ class FoundRun:
     @cached_property
     def result(self) -> Mapping[str, Any] | None:
         """Return the content of result.json; None if the run has not finished, or it is damaged."""
-        found: dict[str, Any] | None = SHORT_RESULT.read_if_intact(self.folder)
-        return found
+        return SHORT_RESULT.read_if_intact(self.folder)
 
     @property
     def objective(self) -> float | None:
