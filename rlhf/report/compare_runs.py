@@ -38,11 +38,7 @@ from rlhf.report.differences import (
 from rlhf.report.first_screen import MEANINGS, Tile
 from rlhf.report.gain import read_gain
 from rlhf.report.page import Headline, render_template
-from rlhf.report.sweep_charts import (
-    KL,
-    frontier_chart,
-    setting_curves,
-)
+from rlhf.report.sweep_charts import KL, frontier_chart, setting_curves
 from rlhf.run.console import Console
 from rlhf.run.results import read_run_result, write_json
 from rlhf.run.step_alarms import read_alarms

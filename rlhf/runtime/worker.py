@@ -23,12 +23,7 @@ from rlhf.base.stored_files import RESULT
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
-from rlhf.config.run_dir import (
-    lock_run_dir,
-    point_latest_to,
-    refuse_changed_config,
-    refuse_links,
-)
+from rlhf.config.run_dir import lock_run_dir, point_latest_to, refuse_changed_config, refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.plain_turns import all_end_in_assistant, build_plain_template

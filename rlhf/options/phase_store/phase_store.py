@@ -39,11 +39,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.phase_store.keys import Reuse
-from rlhf.run.finished_phase import (
-    copy_phase_lines,
-    link_phase,
-    verify_phase,
-)
+from rlhf.run.finished_phase import copy_phase_lines, link_phase, verify_phase
 from rlhf.run.results import phase_result_path
 
 GIB = 1 << 30
