@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from common import run_on_cores, table
 
-from rlhf.base.stored_files import METRICS, read_json_lines
+from rlhf.base.stored_files import METRICS
 from rlhf.config.schema.run import AlarmName
 from rlhf.run.step_alarms import Alarm, AlarmRules
 
@@ -182,7 +182,7 @@ def outcome(run_dir: Path) -> Outcome:
     """Apply the rules to the metrics of a run."""
     rules, alarms = AlarmRules(), []
     best, fell_at = 0.0, None
-    for line in read_json_lines(run_dir / "metrics.jsonl", METRICS):
+    for line in METRICS.read_lines(run_dir):
         phase, step = line.pop("phase"), line.pop("step")
         values = {name: math.nan if value is None else value for name, value in line.items()}
         alarms += rules.check(phase, step, values)

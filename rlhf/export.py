@@ -301,7 +301,7 @@ def _write_path_into_card(folder: Path) -> None:
     """Replace the name (such as "models/mine") in the card's example code by the folder's path."""
     card = folder / "README.md"
     name, path = (json.dumps(each) for each in (f"{folder.parent.name}/{folder.name}", str(folder)))
-    text = card.read_text(encoding="utf-8").replace(f"{name})", f"{path})")
+    text = (read_stored_text(card) or "").replace(f"{name})", f"{path})")
     card.write_text(text, encoding="utf-8")
 
 

@@ -24,20 +24,13 @@ from typing import Any, NamedTuple
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
-from rlhf.base.stored_files import (
-    DIGEST,
-    METRICS,
-    copy_regular_files,
-    read_bytes,
-    read_json_lines,
-)
+from rlhf.base.stored_files import DIGESTS, METRICS, copy_regular_files, read_bytes
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.consent import require_consent
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
 from rlhf.config.run_dir import lock_run_dir
 from rlhf.options.judges.keys import VERDICTS
-from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import varies_between_runs
@@ -169,11 +162,11 @@ def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayCompariso
 def read_logged_values(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the metrics, without timings, and the weight digests of a run, by phase and step."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for line in read_json_lines(run_dir / "metrics.jsonl", METRICS):
+    for line in METRICS.read_lines(run_dir):
         steps = found.setdefault(line.pop("phase"), {})
         kept = {name: value for name, value in line.items() if not varies_between_runs(name)}
         steps.setdefault(kept.pop("step"), {}).update(kept)
-    for line in read_json_lines(run_dir / DIGESTS, DIGEST):
+    for line in DIGESTS.read_lines(run_dir):
         found.setdefault(line["phase"], {}).setdefault(line["step"], {}).update(line["weights"])
     return found
 
@@ -221,14 +214,6 @@ def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayCompa
     return compare_logs(run_dir, target, replay)
 
 
-def replay_steps(run_dir: Path, replay: Replay, target: Path) -> bool:
-    """Take the steps again in ``target``; print the comparison; return True if all is equal."""
-    found = take_steps_again(run_dir, replay, target)
-    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
-        sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
-    return found.step is None
-
-
 def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
     parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
@@ -246,7 +231,10 @@ def _replay(options: argparse.Namespace) -> int:
     require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:
-        return 0 if replay_steps(run_dir, replay, target) else DIFFERS
+        found = take_steps_again(run_dir, replay, target)
+    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
+        sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
+    return 0 if found.step is None else DIFFERS
 
 
 @contextmanager

@@ -16,9 +16,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import file_identity
+from rlhf.base.stored_files import ATTEMPTS, file_identity
 from rlhf.run.finished_phase import mark_lines
-from rlhf.run.results import ATTEMPTS
 
 Cheat = Callable[[Path, Random], object]
 Row = dict[str, Any]

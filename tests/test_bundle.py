@@ -18,7 +18,7 @@ import yaml
 
 from rlhf.base.errors import RlhfError
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import file_identity
+from rlhf.base.stored_files import file_identity
 from rlhf.export import main as export
 from rlhf.report.__main__ import main as report
 from rlhf.runs import bundle

@@ -12,8 +12,9 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from transformers import AutoModelForCausalLM
 
+from rlhf.base.stored_files import INPUTS
 from rlhf.config.choices import Device, Dtype, TrainingEngine
-from rlhf.config.freeze import INPUTS, to_run_config, write_command, write_frozen_config
+from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.hydra_errors import to_hydra_override
 from rlhf.export import config_for_one_rank, export_final_model, main
 from rlhf.models.build import ModelSource, build_actor

@@ -126,7 +126,7 @@ def measure(seed: int, place: Place) -> Figures:
 
 def evaluated(run_dir: Path, name: str) -> dict[int, float]:
     """Return a metric of the held-out prompts by step."""
-    lines = read_json_lines(run_dir / "metrics.jsonl", METRICS)
+    lines = METRICS.read_lines(run_dir)
     return {line["step"]: line[name] for line in lines if name in line}
 
 

@@ -176,7 +176,7 @@ def _advise(options: argparse.Namespace) -> Result:
         command = [sys.executable, str(LAUNCHER), *given, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
             raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
-        metrics = read_json_lines(run_dir / "metrics.jsonl", METRICS)
+        metrics = METRICS.read_lines(run_dir)
         explained = [line[EXPLAINED] for line in metrics if EXPLAINED in line]
         probe = Probe.of(read_json_lines(run_dir / ROLLOUTS, LINE), explained)
     if not options.json:

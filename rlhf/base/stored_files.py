@@ -1,4 +1,7 @@
-"""Read the files of a run directory, which may be damaged or come from somebody else.
+"""The one door to the files of run directories, which may be damaged or come from somebody else.
+
+Only regular files are read: no link, pipe or device. Their sizes, and the depth of what they hold,
+are bounded, and every value is compared with its form.
 
 A *form* is what a JSON value must look like: a class (``float`` takes any number), a tuple
 of forms of which one must fit, ``[form]`` for a list, ``{key: form}`` for an object, or a function
@@ -9,13 +12,17 @@ that returns the form for the name of a key. An object's key that ends in ``?`` 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
@@ -30,6 +37,7 @@ LARGEST = 1e60  # largest absolute value accepted in a file, because charts squa
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
+NUMBERS: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # of each kind
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 # Results that are mappings.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
@@ -67,13 +75,64 @@ def _build_form(given: Any) -> Form:
 
 
 FORMS: dict[str, Form] = _build_form(read_yaml_beside(__file__, "stored_files.yaml"))
-PHASES = FORMS["phases"]
-RESULT = FORMS["result"] | {"phases": {f"{name}?": form for name, form in PHASES.items()}}
-LINE, METRICS, DIGEST, ALARM, SAMPLE = map(
-    FORMS.__getitem__, ("line", "metrics", "digest", "alarm", "sample")
-)
-MEASURED, MANIFEST_FORM, HELD_OUT = map(FORMS.__getitem__, ("measured", "manifest", "held_out"))
-ANSWER, PAIR, EVALUATED = map(FORMS.__getitem__, ("answer", "pair", "evaluated"))
+PHASES = FORMS["phases"]  # the forms of PHASE/result.json by phase
+LINE, MEASURED = FORMS["line"], FORMS["measured"]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFile(os.PathLike[str]):
+    """A JSON or JSONL file that runs write: its name in its folder, and the form of its values.
+
+    ``folder / METRICS`` is its path.
+    """
+
+    name: str
+    form: Form
+
+    def __fspath__(self) -> str:
+        return self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+    def read(self, folder: Path) -> dict[str, Any] | None:
+        """Return the JSON object of the file in ``folder``; None if there is no file."""
+        found: dict[str, Any] | None = read_json(folder / self, self.form)
+        return found
+
+    def read_if_intact(self, folder: Path) -> dict[str, Any] | None:
+        """Return the JSON object of the file in ``folder``; None if it is missing or damaged."""
+        with suppress(DamagedFileError):
+            return self.read(folder)
+        return None
+
+    def read_lines(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """Yield the object of each line of the JSONL file in ``folder``."""
+        return read_json_lines(folder / self, self.form)
+
+    def follow(self, folder: Path) -> GrowingFile:
+        """Return the JSONL file in ``folder`` to read while it grows."""
+        return GrowingFile(folder / self, self.form)
+
+
+def _stored_file(name: str) -> StoredFile:
+    return StoredFile(name, FORMS["files"][name])
+
+
+METRICS, SAMPLES, ALARMS = map(_stored_file, ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"))
+PLAN, INPUTS, ATTEMPTS = map(_stored_file, ("plan.json", "inputs.json", "attempts.json"))
+# Of a phase, result.json has a form of its own in PHASES, and manifest.json is in its folder.
+RESULT, PHASE_MANIFEST = map(_stored_file, ("result.json", "manifest.json"))
+DIGESTS, HELD_OUT = map(_stored_file, ("digests.jsonl", "ppo/held_out.json"))
+BUNDLE = _stored_file("bundle.json")  # only an imported run has it
+EVALUATION = _stored_file("evaluation/evaluation.json")
+ANSWERS, PAIRS = map(_stored_file, ("evaluation/answers.jsonl", "evaluation/pairs.jsonl"))
+MANIFEST = PHASE_MANIFEST.name  # of phases, checkpoints and cached tokens
+Identity = list[int | str]  # size in bytes, and SHA-256
+MOST_BYTES = 2**31  # of a file that is read whole
+MOST_PARSED = 2**26  # bytes of a text, of a JSON file and of a line of a JSONL file
+TAIL = 2**16  # bytes at the end of a log that hold its last lines
+DEEPEST = 32  # levels of lists and objects in each other
 
 
 class DamagedFileError(CheckpointError):
@@ -105,21 +164,201 @@ def open_regular_file(name: str, flags: int) -> int:
     return descriptor
 
 
-def read_bytes(path: Path, *, start: int = 0) -> bytes | None:
+def read_bytes(path: Path, *, start: int = 0, most: int = MOST_BYTES) -> bytes | None:
     """Return the content of a file from byte ``start`` on; None if there is no file.
 
     Raises:
-        DamagedFileError: if it is not a regular file. A link is refused because it could bring
-            any file into a report.
+        DamagedFileError: if there are more than ``most`` bytes, or it is not a regular file. A link
+            is refused because it could bring any file into a report.
     """
+    with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
+        size = max(0, os.fstat(file.fileno()).st_size - start)
+        if size > most:
+            raise DamagedFileError(path, f"it has more than {most:,} bytes")
+        file.seek(start)
+        return file.read(size)
+    return None
+
+
+@contextmanager
+def _open_to_read(path: Path) -> Iterator[BufferedReader]:
     try:
         with open(path, "rb", opener=open_regular_file) as file:
-            file.seek(start)
-            return file.read()
+            yield file
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        raise
     except OSError as error:
         raise DamagedFileError(path, str(error.strerror)) from error
+
+
+def read_tail(path: Path) -> bytes:
+    """Return the last bytes of a file, at most ``TAIL``; none if there is no regular file."""
+    with suppress(OSError, DamagedFileError):
+        return read_bytes(path, start=max(0, path.stat().st_size - TAIL)) or b""
+    return b""
+
+
+def read_stored_text(path: Path, *, most: int = MOST_PARSED) -> str | None:
+    """Return the text of a file; None if there is none.
+
+    Raises:
+        DamagedFileError: as ``read_bytes``, and if the text is not UTF-8.
+    """
+    if (content := read_bytes(path, most=most)) is None:
+        return None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(path, f"it is not UTF-8 ({error.reason})") from error
+
+
+def read_json(path: Path, form: Form, *, keeps_nan: bool = False) -> Any:
+    """Return the value in a JSON file, checked against ``form``; None if there is no file.
+
+    Numbers that are not finite become None, unless ``keeps_nan``.
+    """
+    content = read_bytes(path, most=MOST_PARSED)
+    return None if content is None else parse_json(path, content, form, keeps_nan=keeps_nan)
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; raise a DamagedFileError if there is none."""
+    if not (found := read_json(path, {})):
+        raise DamagedFileError(path, "it is missing or empty")
+    return dict(found)
+
+
+def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
+    """Yield the value of each line in a JSONL file, checked; skip an incomplete last line."""
+    return (value for _, value in read_json_lines_with_bytes(path, form))
+
+
+def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
+    """Yield the bytes, without line end, and the value of each line of ``read_json_lines``."""
+    for number, line in enumerate(_read_lines(path), start=1):
+        if line.endswith(b"\n"):
+            if line != b"\n":
+                yield line[:-1], parse_json(path, line[:-1], form, f"line {number}: ")
+            continue
+        value = None
+        with suppress(DamagedFileError):  # the process was killed while it wrote the line
+            value = parse_json(path, line, form)
+        if value is not None:
+            yield line, value
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines that a file has now; only "\\n" ends a line, and not U+2028 in a text."""
+    with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left and (line := file.readline(min(left, MOST_PARSED + 1))):
+            if len(line) > MOST_PARSED:
+                raise DamagedFileError(path, f"it has a line of more than {MOST_PARSED:,} bytes")
+            left -= len(line)
+            yield line
+
+
+def parse_json(
+    path: Path, content: bytes, form: Form, place: str = "", *, keeps_nan: bool = False
+) -> Any:
+    """Return the value of the JSON ``content``, as ``read_json`` does; errors name ``place``."""
+    try:
+        text = content.decode("utf-8")
+        value = json.loads(text, parse_constant=float if keeps_nan else lambda _: None)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value, DEEPEST):
+        raise DamagedFileError(path, f"{place}it has more than {DEEPEST} levels")
+    if (fault := _find_fault(value, form)) is not None:
+        what = "the content" if fault.startswith(" ") else ""
+        raise DamagedFileError(path, place + what + fault.removeprefix("."))
+    return value
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Return True if lists and objects stand in each other on more than so many ``levels``."""
+    if not isinstance(value, list | dict):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deep(each, levels - 1) for each in parts)
+
+
+def _find_fault(value: Any, form: Form) -> str | None:
+    """Return the place in ``value`` that differs from ``form``, and how; None if none does."""
+    if isinstance(form, tuple):
+        faults = [_find_fault(value, each) for each in form]
+        return None if None in faults else faults[0]
+    if isinstance(form, dict):
+        return _find_object_fault(value, form) if isinstance(value, dict) else " is not an object"
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            return " is not a list"
+        if len(form) > 1 and len(form) != len(value):
+            return f" is not a list of {len(form)}"
+        forms = form if len(form) > 1 else form * len(value)
+        found = map(_find_fault, value, forms)
+        return next((f"[{number}]{fault}" for number, fault in enumerate(found) if fault), None)
+    return None if _has_type(value, form) else f" is not {NAMES[form]}"
+
+
+def _find_object_fault(value: dict[str, Any], form: dict[str, Form]) -> str | None:
+    for key in form:
+        if not key.endswith("?") and key != OTHERS and key not in value:
+            return f".{key} is missing"
+    for key, each in value.items():
+        of_key = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
+        if isinstance(of_key, FunctionType):
+            of_key = of_key(key)
+        if of_key is not None and (fault := _find_fault(each, of_key)):
+            return f".{key}{fault}"
+        if key.endswith("_before") and f"{key[:-6]}after" not in value:
+            return f".{key[:-6]}after is missing"
+    return None
+
+
+def _has_type(value: Any, kind: type) -> bool:
+    if kind in NUMBERS:
+        is_number = isinstance(value, NUMBERS[kind])
+        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, kind)
+
+
+def find_entries(folder: Path, pattern: str) -> list[Path]:
+    """Return the paths in ``folder`` that fit ``pattern``, whatever they are, sorted."""
+    return sorted(folder.glob(pattern))
+
+
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the regular files in ``folder`` that fit ``pattern``; skip what links lead to."""
+    return [
+        path
+        for path in find_entries(folder, pattern)
+        if stat.S_ISREG(path.lstat().st_mode)
+        and not any((folder / each).is_symlink() for each in path.relative_to(folder).parents[:-1])
+    ]
+
+
+def find_folders_with(name: str, place: Path) -> Iterator[Path]:
+    """Yield ``place``, or the folders in it, that hold a file ``name``, sorted.
+
+    These folders, and links, are not entered.
+    """
+    for folder, below, files in os.walk(place):
+        below.sort()
+        if name in files:
+            below.clear()
+            yield Path(folder)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of the regular files in a folder, even while others remove some."""
+    total = 0
+    for path in find_entries(folder, "**/*"):
+        with suppress(OSError):
+            found = path.lstat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def copy_regular_files(
@@ -143,116 +382,46 @@ def copy_regular_files(
     )
 
 
-def read_stored_text(path: Path) -> str | None:
-    """Return the text of a file; None if there is none.
+def file_identity(path: Path, *, flush: bool = False) -> Identity:
+    """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+        if flush:
+            os.fsync(file.fileno())
+        return [file.tell(), found]
 
-    Raises:
-        DamagedFileError: if it is not a regular file, or its text is not UTF-8.
+
+def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
+    """Return size and SHA-256 of the files in ``folder``, by path, and flush them to the drive."""
+    return {name: file_identity(folder / name, flush=True) for name in iterate_files(folder, skip)}
+
+
+def check_files(
+    folder: Path, files: Mapping[str, Identity], *, skip: Container[str] = (MANIFEST,)
+) -> None:
+    """Raise a CheckpointError unless ``folder`` has exactly ``files``, apart from ``skip``."""
+    if odd := sorted(set(iterate_files(folder, skip)) ^ set(files)):
+        raise CheckpointError(f"{folder / odd[0]} is missing, or not in {MANIFEST}.")
+    for name, expected in files.items():
+        path = folder / name
+        if path.stat().st_size != expected[0] or file_identity(path) != expected:
+            raise CheckpointError(f"{path} is damaged: it is not what was written.")
+
+
+def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
+    """Yield relative paths of the regular files in ``folder``, except hidden files; no links.
+
+    ``skip`` has paths of files, and names of files and folders in ``folder``, to leave out.
     """
-    if (content := read_bytes(path)) is None:
-        return None
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DamagedFileError(path, f"it is not UTF-8 ({error.reason})") from error
+    for path in find_files(folder, "**/*"):
+        parts = path.relative_to(folder).parts
+        name = "/".join(parts)
+        is_hidden = any(part.startswith(".") for part in parts)
+        if not (is_hidden or parts[0] in skip or name in skip):
+            yield name
 
 
-def read_json(path: Path, form: Form) -> Any:
-    """Return the value in a JSON file, checked against ``form``; None if there is no file."""
-    content = read_bytes(path)
-    return None if content is None else parse_json(path, content, form, "")
-
-
-def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the value of each line in a JSONL file, checked; skip an incomplete last line."""
-    return (value for _, value in read_json_lines_with_bytes(path, form))
-
-
-def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield the bytes, without line end, and the value of each line of ``read_json_lines``."""
-    # Lines end only at "\n": str.splitlines also splits at U+2028, which JSON strings may contain.
-    *whole, torn = (read_bytes(path) or b"").split(b"\n")
-    for number, line in enumerate(whole, start=1):
-        if line:
-            yield line, parse_json(path, line, form, f"line {number}: ")
-    value = None
-    with suppress(DamagedFileError):  # no line end: the process was killed while it wrote the line
-        value = parse_json(path, torn, form, "")
-    if value is not None:
-        yield torn, value
-
-
-def parse_json(path: Path, content: bytes, form: Form, place: str) -> Any:
-    """Return the value of the JSON ``content``, checked against ``form``; errors name ``place``."""
-    try:
-        text = content.decode("utf-8")
-        value = json.loads(text, parse_constant=lambda _: None)  # NaN, Infinity: null
-    except (ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise DamagedFileError(path, f"{place}not JSON in UTF-8 ({reason})") from error
-    require_form(path, value, form, place)
-    return value
-
-
-def require_form(path: Path, value: Any, form: Form, place: str = "") -> None:
-    """Raise a DamagedFileError that names ``place`` unless ``value`` of a file has the form."""
-    if (fault := _find_fault(value, form, "")) is not None:
-        raise DamagedFileError(path, place + fault)
-
-
-def _find_fault(value: Any, form: Form, name: str) -> str | None:
-    """Return how ``value``, whose dotted path is ``name``, differs from ``form``, or None."""
-    if callable(form) and not isinstance(form, type):
-        form = form(name.rpartition(".")[2])
-    if isinstance(form, tuple):
-        faults = [_find_fault(value, each, name) for each in form]
-        return None if None in faults else faults[0]
-    if isinstance(form, dict):
-        return (
-            _find_object_fault(value, form, name)
-            if isinstance(value, dict)
-            else _describe_mismatch(name, "an object")
-        )
-    if isinstance(form, list):
-        if not isinstance(value, list):
-            return _describe_mismatch(name, "a list")
-        if len(form) > 1 and len(form) != len(value):
-            return _describe_mismatch(name, f"a list of {len(form)}")
-        forms = form if len(form) > 1 else form * len(value)
-        items = (
-            _find_fault(v, f, f"{name}[{i}]")
-            for i, (v, f) in enumerate(zip(value, forms, strict=True))
-        )
-        return next((fault for fault in items if fault), None)
-    return None if _has_type(value, form) else _describe_mismatch(name, NAMES[form])
-
-
-def _find_object_fault(value: dict[str, Any], form: dict[str, Form], name: str) -> str | None:
-    prefix = f"{name}." if name else ""
-    for key in form:
-        if not key.endswith("?") and key != OTHERS and key not in value:
-            return f"{prefix}{key} is missing"
-    for key, each in value.items():
-        of_key = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
-        if of_key is not None and (fault := _find_fault(each, of_key, f"{prefix}{key}")):
-            return fault
-        if key.endswith("_before") and f"{key[:-6]}after" not in value:
-            return f"{prefix}{key[:-6]}after is missing"
-    return None
-
-
-def _has_type(value: Any, kind: type) -> bool:
-    if kind in {int, float}:
-        is_number = isinstance(value, int | (float if kind is float else int))
-        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
-    return isinstance(value, kind)
-
-
-def _describe_mismatch(name: str, what: str) -> str:
-    return f"{name or 'the content'} is not {what}"
-
-
-TAIL = 256  # last bytes of a read; if they differ at the next read, the file was replaced
+KEPT = 256  # last bytes of a read; if they differ at the next read, the file was replaced
 
 
 class NewLines(NamedTuple):
@@ -289,7 +458,7 @@ class GrowingFile:
             content = self._read_from(0)
         new = content[len(self._tail) : content.rfind(b"\n") + 1]
         self._place += len(new)
-        self._tail = (self._tail + new)[-TAIL:]
+        self._tail = (self._tail + new)[-KEPT:]
         return NewLines(
             [v for line in new.split(b"\n")[:-1] for v in self._parse(line)], is_restarted
         )

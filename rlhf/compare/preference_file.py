@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError, ConfigError, DataError
 from rlhf.base.intervals import wilson_interval
-from rlhf.base.stored_files import SAMPLE, DamagedFileError, read_bytes, read_json_lines
+from rlhf.base.stored_files import SAMPLES, DamagedFileError, read_bytes, read_json_lines
 from rlhf.config.freeze import read_frozen_keys
 from rlhf.data.records import Row
 from rlhf.data.tables import read_table_rows
@@ -116,7 +116,7 @@ def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     """Return the actor's answers after PPO if ``is_trained``, otherwise its answers before PPO."""
     read_frozen_keys(run_dir)  # raises if this is no run
     by_step: dict[int, dict[str, str]] = {}
-    for row in read_json_lines(run_dir / "samples.jsonl", SAMPLE):
+    for row in SAMPLES.read_lines(run_dir):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
             by_step.setdefault(row["step"], {})[row["prompt"]] = row["response"]
     step = max(by_step, default=0) if is_trained else 0

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from rlhf.base.cpu import cache_folder
 from rlhf.base.errors import ConfigError
+from rlhf.base.stored_files import INPUTS, find_entries
 from rlhf.base.trust import is_remembered
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import COMMAND, FROZEN, INPUTS, read_command, read_frozen_keys
+from rlhf.config.freeze import COMMAND, FROZEN, read_command, read_frozen_keys
 from rlhf.methods import patterns_of_places
 from rlhf.options import Backend
 
@@ -46,13 +47,13 @@ def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[
     code = keys_that_run_code(run_dir, OF_MODELS if models_only else CODE)
     if is_remembered(run_dir / FROZEN):
         return code
-    adapters = sorted(str(path.relative_to(run_dir)) for path in run_dir.glob(ADAPTERS))
+    adapters = sorted(str(path.relative_to(run_dir)) for path in find_entries(run_dir, ADAPTERS))
     return [*code, *adapters, *(() if models_only else _find_what_reaches_outside(run_dir))]
 
 
 def _find_what_reaches_outside(run_dir: Path) -> Iterator[str]:
     if (run_dir / INPUTS).exists():
-        yield INPUTS
+        yield INPUTS.name
     if any("${" in word for word in read_command(run_dir)):  # may read environment variables
         yield COMMAND
     keys, outside = read_frozen_keys(run_dir), "|".join([OUTSIDE, *patterns_of_places()])

@@ -44,8 +44,6 @@ from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 FROZEN = "config.yaml"
 METHODS = "methods"  # in FROZEN: the package of each method that the run uses
 COMMAND = "command.txt"
-INPUTS = "inputs.json"  # the files that a run was given, see rlhf/run/results.py
-ATTEMPTS = "attempts.json"  # the ranks write it as they begin
 MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # Keys that hardware.on_oom=reduce_micro_batch may lower.
 REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
@@ -54,6 +52,8 @@ MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
 DEEPEST = 12  # levels of mappings and lists
 LONGEST_COMMAND = 100_000  # characters of command.txt; shlex takes a second for twice as many
 LARGEST = 2**63 - 1
+# Errors of a text that is no plain YAML, or that holds more than runs write.
+UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
@@ -149,10 +149,10 @@ def _frozen_text(run_dir: Path) -> str:
 
 def _parse_frozen(path: Path, text: str) -> DictConfig:
     try:
-        if "seed" not in (found := _load_plain_mapping(text)):
+        if "seed" not in (found := load_plain_mapping(text)):
             raise ValueError("it has no keys of a run")
         return found
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _unreadable_error(path, reason_of(error)) from error
 
 
@@ -242,17 +242,17 @@ def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
 
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
 def parse_plain_value(text: str) -> Any:
-    """Return the value of one key in ``text``; errors are those of ``_load_plain_mapping``."""
-    found = OmegaConf.to_container(_load_plain_mapping(f"value:\n{indent(text, '  ')}"))
+    """Return the value of one key in ``text``; errors are those of ``load_plain_mapping``."""
+    found = OmegaConf.to_container(load_plain_mapping(f"value:\n{indent(text, '  ')}"))
     assert isinstance(found, dict)
     return found["value"]
 
 
-def _load_plain_mapping(text: str) -> DictConfig:
+def load_plain_mapping(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
     Aliases could expand a small file to any size, and interpolations could read the environment.
-    Raises ValueError, or YAMLError or OmegaConfBaseException if ``text`` cannot be parsed.
+    Raises one of ``UNREADABLE`` otherwise.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")

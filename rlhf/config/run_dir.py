@@ -17,17 +17,26 @@ from pathlib import Path
 from rlhf.base.atomic import remove, replace_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal
-from rlhf.base.stored_files import open_regular_file
+from rlhf.base.stored_files import (
+    ATTEMPTS,
+    INPUTS,
+    METRICS,
+    PLAN,
+    RESULT,
+    find_entries,
+    open_regular_file,
+    read_tail,
+)
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import ATTEMPTS, FROZEN, is_same_run, load_frozen_config
+from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
 from rlhf.config.schema.run import RunConfig
 
 RUNS = Path("runs")
 LATEST = RUNS / "latest"
 SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
-OF_A_START = ("inputs.json", "plan.json", "tokenizer", "wandb_id")  # files that a start wrote
+OF_A_START = (INPUTS.name, PLAN.name, "tokenizer", "wandb_id")  # files that a start wrote
 WAIT_SECONDS = 10.0  # ranks whose launcher was killed end within about 5 seconds
 # Errors of flock: HELD if another process has the lock, UNSUPPORTED if files cannot be locked.
 HELD = {errno.EAGAIN, errno.EACCES}
@@ -61,9 +70,8 @@ def make_run_dir(
 
 def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
     """Return the latest run in ``folder`` that has this configuration and has not finished."""
-    runs = sorted((path.parent for path in folder.glob(f"*/{FROZEN}")), reverse=True)
-    for run in runs:
-        if (run / "result.json").exists():
+    for run in (path.parent for path in reversed(find_entries(folder, f"*/{FROZEN}"))):
+        if (run / RESULT).exists():
             continue
         try:
             if is_same_run(load_frozen_config(run), config):
@@ -92,7 +100,7 @@ def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
 
 def has_trained_nothing(path: Path) -> bool:
     """Return True if the ranks of the run in ``path`` began, and have logged and stored nothing."""
-    metrics = path / "metrics.jsonl"
+    metrics = path / METRICS
     is_logged = metrics.exists() and metrics.stat().st_size > 0
     has_models = any((path / phase).exists() for phase in Phase)
     return (path / ATTEMPTS).exists() and not is_logged and not has_models
@@ -101,7 +109,7 @@ def has_trained_nothing(path: Path) -> bool:
 def clear_untrained_run(run_dir: Path) -> None:
     """Remove what a run that has trained nothing would leave to the next run in its folder."""
     if has_trained_nothing(run_dir):
-        for name in (FROZEN, ATTEMPTS, *OF_A_START):
+        for name in (FROZEN, ATTEMPTS.name, *OF_A_START):
             remove(run_dir / name)
 
 
@@ -181,7 +189,7 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
                 return
             if error.errno not in HELD:
                 raise
-        owner = (run_dir / LOCK).read_text(encoding="utf-8", errors="replace").strip()
+        owner = read_tail(run_dir / LOCK).decode(errors="replace").strip()
         owner = owner or "another process"
         if time.monotonic() >= last:
             raise CheckpointError(

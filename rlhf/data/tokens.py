@@ -34,8 +34,7 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError, DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST, check_files, file_identities
-from rlhf.base.stored_files import OTHERS, read_json
+from rlhf.base.stored_files import MANIFEST, OTHERS, check_files, file_identities, read_json
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.config.choices import Phase, Template, Unpaired
 from rlhf.config.schema.run import RunConfig

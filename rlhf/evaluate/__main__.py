@@ -22,7 +22,7 @@ from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.metrics import perplexity
-from rlhf.base.stored_files import ANSWER, METRICS, PAIR, read_json_lines
+from rlhf.base.stored_files import ANSWERS, EVALUATION, METRICS, PAIRS
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_frozen_keys
@@ -45,7 +45,7 @@ from rlhf.evaluate.figures import (
 from rlhf.phases.reward_evaluation import held_out_margins
 from rlhf.phases.sft import held_out_loss
 from rlhf.phases.shared.context import phase_tokens
-from rlhf.report.run_page import EVALUATION, model_rows, win_rate_rows, write_report
+from rlhf.report.run_page import model_rows, win_rate_rows, write_report
 from rlhf.run.console import Console
 from rlhf.run.jsonl import JsonlWriter
 from rlhf.run.results import write_json
@@ -86,7 +86,7 @@ def evaluate(
     decoders = [*evaluator.default_decodings, *added]
     count = num_prompts or config.ppo.eval_prompts
     perplexities: dict[str, float] = {}
-    answers = _open_empty_file((run_dir / EVALUATION).with_name("answers.jsonl"))
+    answers = _open_empty_file(run_dir / ANSWERS)
     starts = () if Phase.sft in config.phase.order else (START,)
     for name in (*starts, *folders):
         context.console.say(f"{name}: {folders.get(name, config.model.path)}")
@@ -105,7 +105,7 @@ def evaluate(
             perplexities[name] = perplexity(loss)
         policy.close()
     answers.close()
-    _write_margins(evaluator, (run_dir / EVALUATION).with_name("pairs.jsonl"))
+    _write_margins(evaluator, run_dir / PAIRS)
     ranked: list[RankedRow] = []
     if evaluator.reward_model is not None:
         scorer, micro = evaluator.reward_model, evaluator.plan.micro
@@ -138,9 +138,9 @@ def compute_statistics(
 
     ``judges`` are the parts of the score with weight 0.
     """
-    folder = (run_dir / EVALUATION).parent
-    lines = read_json_lines(folder / "answers.jsonl", ANSWER)
-    rows: list[AnswerRow] = [restore_nan(line) | {"right": line["right"]} for line in lines]
+    rows: list[AnswerRow] = [
+        restore_nan(line) | {"right": line["right"]} for line in ANSWERS.read_lines(run_dir)
+    ]
     models: dict[str, Any] = {}
     for (name, decoder), each in groupby(rows, key=lambda row: (row["model"], row["decoder"])):
         of_model = models.setdefault(name, {"decoders": {}})
@@ -149,12 +149,12 @@ def compute_statistics(
         models[name]["perplexity"] = value
     sampled = [row for row in rows if row["decoder"] == "sampled"]
     found: dict[str, Any] = {"models": models, "win_rates": win_rates(sampled, list(models))}
-    margins = [row["margin"] for row in read_json_lines(folder / "pairs.jsonl", PAIR)]
+    margins = [row["margin"] for row in PAIRS.read_lines(run_dir)]
     if margins:
         found["reward_model"] = reward_model_statistics(margins)
     curve = [
         {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
-        for line in read_json_lines(run_dir / "metrics.jsonl", METRICS)
+        for line in METRICS.read_lines(run_dir)
         if "ppo/eval_score" in line
     ]
     return found | {"over_optimisation": curve}

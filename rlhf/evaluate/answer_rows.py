@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.stored_files import RESULT
 from rlhf.config.batches import BatchPlan, batch_plans
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.consent import require_consent
@@ -79,8 +80,8 @@ class Evaluator:
         quieten_libraries()
         config = load_run(run_dir)
         require_consent(run_dir, is_given=trusts_run)
-        if not (run_dir / "result.json").is_file():
-            raise CheckpointError(f"{run_dir} has no result.json: finish the run first (resume=)")
+        if not (run_dir / RESULT).is_file():
+            raise CheckpointError(f"{run_dir} has no {RESULT}: finish the run first (resume=)")
         context = build_run_context(run_dir, best_device())
         self.config: RunConfig = context.config
         judge = GoldJudge() if config.data.source is Source.synthetic else None

@@ -16,12 +16,12 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.stored_files import METRICS, read_json_lines
+from rlhf.base.stored_files import METRICS, read_json_object
 from rlhf.gpu_check.rows import extend_deadline
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
 from rlhf.run.metric_table import varies_between_runs
-from rlhf.run.results import read_json_object, read_plan
+from rlhf.run.results import read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
 FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow drive, and compile
@@ -66,7 +66,7 @@ class EndedRun:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl."""
-        return list(read_json_lines(self.run_dir / "metrics.jsonl", METRICS))
+        return list(METRICS.read_lines(self.run_dir))
 
 
 def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:

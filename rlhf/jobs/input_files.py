@@ -11,15 +11,14 @@ from pathlib import Path
 from rlhf.base.errors import DataError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import find_code_file
-from rlhf.base.manifest import file_identity
+from rlhf.base.stored_files import INPUTS, file_identity
 from rlhf.base.user_paths import expand_user_path
-from rlhf.config.freeze import INPUTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
 from rlhf.data.tables import SAMPLE, find_snapshot, has_configs, list_files
 from rlhf.options import DataConfig
 from rlhf.rewards.sealed import find_judge_files
-from rlhf.run.results import Inputs, read_inputs, write_json
+from rlhf.run.results import Inputs, write_json
 
 MORE = {".arrow", ".txt"}
 # Keys of options that name a file or code (MODULE:NAME).
@@ -49,7 +48,7 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
         DataError: if a file of data has changed or is missing, or a relative path now names
             another file.
     """
-    began = read_inputs(run_dir)
+    began = INPUTS.read(run_dir)
     if began is None:  # the run was given no file, or an older version began it
         return
     for key, files in _hash_inputs(config).items():

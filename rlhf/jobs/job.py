@@ -14,6 +14,7 @@ from pathlib import Path
 from rlhf.base.command import Result
 from rlhf.base.errors import USER_ERROR, ConfigError
 from rlhf.base.refusals import refusal_as_json
+from rlhf.base.stored_files import PLAN
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import (
     FROZEN,
@@ -40,7 +41,7 @@ from rlhf.jobs.sweep_jobs import open_log
 from rlhf.jobs.this_machine import find_hardware, is_hardware_auto
 from rlhf.plan.plan_tables import plan_as_json, plan_summary, render_plan
 from rlhf.run.console import Console, build_config_tree
-from rlhf.run.results import PLAN, write_json
+from rlhf.run.results import write_json
 from rlhf.runtime.launch_mode import Program, launch_commands
 from rlhf.runtime.rendezvous import rank_from_environment
 

@@ -30,6 +30,7 @@ from rlhf.base.stored_files import (
     GrowingFile,
     read_bytes,
     read_json_lines_with_bytes,
+    read_json_object,
 )
 from rlhf.config.freeze import FROZEN
 from rlhf.config.schema.hardware import HardwareConfig
@@ -45,7 +46,6 @@ from rlhf.jobs.sweep_command import job_folder_name
 from rlhf.jobs.sweep_jobs import OUTPUT, resources_of_share, start_process, use_cores
 from rlhf.run.console import Console
 from rlhf.run.metric_table import better_direction
-from rlhf.run.results import read_json_object
 from rlhf.run.step_alarms import read_alarms
 from rlhf.runtime.start_checks import logged_metric_names, require_known_name, result_names
 
@@ -138,7 +138,7 @@ class Searcher:
         with use_cores(cores):
             process = start_process(self._script, words, run_dir, environment)
         self._say(f"trial {trial.number}: {' '.join(values)}")
-        metrics = GrowingFile(run_dir / "metrics.jsonl", METRICS)
+        metrics = METRICS.follow(run_dir)
         self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))
 
     def _poll_trials(self) -> None:
@@ -172,7 +172,7 @@ class Searcher:
 
     def _report_result(self, each: RunningTrial) -> None:
         """Report the measures of a finished trial to the study; not finite: it has failed."""
-        phases, study = read_json_object(each.run_dir / "result.json")["phases"], self._search.study
+        phases, study = read_json_object(each.run_dir / RESULT)["phases"], self._search.study
         values = [_read_result(phases, name) for name in study.objectives]
         limited = {name: _read_result(phases, name) for name in study.at_most}
         if not all(map(isfinite, [*values, *limited.values()])):

@@ -22,7 +22,7 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.command import wait_for_exit
 from rlhf.base.cpu import SHARED_BY
 from rlhf.base.errors import INTERRUPTED, CapabilityError, ConfigError, RlhfError
-from rlhf.base.stored_files import open_regular_file, read_json
+from rlhf.base.stored_files import find_entries, open_regular_file, read_json, read_tail
 from rlhf.base.supervisor import be_killed_after
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
@@ -78,7 +78,7 @@ class SweepCap(NamedTuple):
 
     def spent(self, job: str | None = None) -> float:
         """Return the minutes that a job has taken so far; by default, all jobs together."""
-        files = self.folder.glob(f"{SPENT}/*.json") if job is None else [self.file(job)]
+        files = find_entries(self.folder, f"{SPENT}/*.json") if job is None else [self.file(job)]
         return sum(read_json(file, float) or 0.0 for file in files)
 
     def file(self, job: str) -> Path:
@@ -169,7 +169,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = read_tail(log).decode(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "it printed nothing")
 
 

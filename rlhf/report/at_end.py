@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.stored_files import find_folders_with
+from rlhf.config.freeze import FROZEN
 from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, read_phase_result, read_run_result
 from rlhf.run.step_alarms import describe_divergence, read_alarms
@@ -59,7 +61,7 @@ def _write_report(run_dir: Path, console: Console) -> None:
 
 def compare_jobs(folder: Path) -> None:
     """Print and write a comparison of the sweep's runs in ``folder``, if any run has begun."""
-    if any(folder.rglob("config.yaml")):
+    if any(find_folders_with(FROZEN, folder)):
         from rlhf.report.compare_runs import print_comparison
 
         print_comparison([folder])

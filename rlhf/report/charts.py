@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
-from rlhf.base.stored_files import METRICS as METRICS_LINE
-from rlhf.base.stored_files import SAMPLE, read_json_lines
+from rlhf.base.stored_files import METRICS as METRICS_FILE
+from rlhf.base.stored_files import SAMPLES
 from rlhf.config.freeze import read_frozen_keys
 from rlhf.methods import installed_methods, read_table
 from rlhf.options import tables_of_options
@@ -243,7 +243,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
         folder=run_dir,
         config=read_frozen_keys(run_dir),
         series=read_metric_series(run_dir),
-        samples=list(read_json_lines(run_dir / "samples.jsonl", SAMPLE))[-MOST_SAMPLES:],
+        samples=list(SAMPLES.read_lines(run_dir))[-MOST_SAMPLES:],
         alarms=read_alarms(run_dir),
         result=read_run_result(run_dir),
     )
@@ -252,7 +252,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
 def read_metric_series(run_dir: Path) -> PointsByMetric:
     """Return the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
-    for line in read_json_lines(run_dir / "metrics.jsonl", METRICS_LINE):
+    for line in METRICS_FILE.read_lines(run_dir):
         add_points(series, line)
     return series
 

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
-from rlhf.base.stored_files import DamagedFileError, read_stored_text
-from rlhf.config.freeze import FROZEN
+from rlhf.base.stored_files import RESULT, DamagedFileError, read_stored_text
+from rlhf.config.freeze import FROZEN, UNREADABLE, load_plain_mapping
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
@@ -40,11 +38,7 @@ from rlhf.report.differences import (
 from rlhf.report.first_screen import MEANINGS, Tile
 from rlhf.report.gain import read_gain
 from rlhf.report.page import Headline, render_template
-from rlhf.report.sweep_charts import (
-    KL,
-    frontier_chart,
-    setting_curves,
-)
+from rlhf.report.sweep_charts import KL, frontier_chart, setting_curves
 from rlhf.run.console import Console
 from rlhf.run.results import read_run_result, write_json
 from rlhf.run.step_alarms import read_alarms
@@ -95,7 +89,7 @@ def print_comparison(
     for run in (run for setting in settings for run in setting.runs if not run.measures):
         console.say(f"no result: {run.folder}")
     if len(paths) == 1 and not (paths[0] / FROZEN).exists():
-        write_json(paths[0] / "result.json", content)
+        write_json(paths[0] / RESULT, content)
         console.say(f"wrote {write_sweep_report(paths[0], settings, tried)}")
     if html is not None:
         count = sum(len(setting.runs) for setting in settings)
@@ -224,7 +218,7 @@ def read_study_results(folder: Path) -> StudyResults | None:
     if (text := read_stored_text(path)) is None:
         return None
     try:
-        content = yaml.safe_load(text)
+        content = load_plain_mapping(text)
         solutions = {
             int(each["trial"]): {
                 str(name): float(value) for name, value in each["best_evaluated_value"].items()
@@ -234,7 +228,7 @@ def read_study_results(folder: Path) -> StudyResults | None:
         maximize, minimize = (
             [str(name) for name in content[key]] for key in ("maximize", "minimize")
         )
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
         raise DamagedFileError(path, f"it is not what a search writes ({error!r})") from error
     return StudyResults(maximize, minimize, solutions)
 

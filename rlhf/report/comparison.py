@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import cache
@@ -27,8 +26,15 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.intervals import Estimate, mean_of, mean_with_interval
-from rlhf.base.manifest import MANIFEST
-from rlhf.base.stored_files import HELD_OUT, MANIFEST_FORM, RESULT, read_json, read_stored_text
+from rlhf.base.stored_files import (
+    HELD_OUT,
+    METRICS,
+    PHASE_MANIFEST,
+    RESULT,
+    find_entries,
+    find_folders_with,
+    read_stored_text,
+)
 from rlhf.config.choices import ModelInit, Phase, RewardKind, Source
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
@@ -57,7 +63,7 @@ DEFAULTS_OF_PART = {
 }
 SEEDS = ("seed", "data.seed")  # keys in which runs of one setting may differ
 MOST_KEYS = 4  # most keys that a sentence names
-RESULTS = ("result.json", "metrics.jsonl")  # a run without these files has shown nothing yet
+RESULTS = (RESULT, METRICS)  # a run without these files has shown nothing yet
 
 
 class Measure(NamedTuple):
@@ -152,21 +158,12 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     """Return the run directories: each path that is a run, and all runs below the other paths."""
     found = []
     for path in paths:
-        if not (runs := list(walk_to_runs(path))):
+        if not (runs := list(find_folders_with(FROZEN, path))):
             raise CheckpointError(
                 f"{path} holds no run: neither it nor a folder in it has {FROZEN}"
             )
         found += runs
     return found
-
-
-def walk_to_runs(place: Path) -> Iterator[Path]:
-    """Yield the run directories in ``place``, sorted; run directories and links are not entered."""
-    for folder, below, files in os.walk(place):
-        below.sort()
-        if FROZEN in files:
-            below.clear()
-            yield Path(folder)
 
 
 def start_time(run: Path) -> float:
@@ -180,7 +177,7 @@ def read_compared_run(folder: Path) -> ComparedRun:
     frozen = read_frozen_keys(folder)
     keys = {key: value for key, value in frozen.items() if not is_ignored_key(key)}
     keys["phase"] = (frozen.get("phase.order") or [None])[-1]  # earlier phases may be reused
-    result = read_json(folder / "result.json", RESULT)
+    result = RESULT.read(folder)
     # The objective is null if it was not a finite number; the run then counts as unfinished.
     if result is None or result["objective"] is None:
         return ComparedRun(folder, keys, {})
@@ -197,7 +194,7 @@ def read_compared_run(folder: Path) -> ComparedRun:
     starts["objective"] = starts.get("gold", starts.get("score"))
     known = {title: value for title, value in measures.items() if value is not None}
     meanings = measure_meanings(folder, frozen, result["phases"])
-    by_prompt = read_json(folder / "ppo" / "held_out.json", HELD_OUT) or {}
+    by_prompt = HELD_OUT.read(folder) or {}
     phases = [*result["phases"].values()]
     origin = phases[0].get("reused_from", str(folder.resolve())) if phases[1:] else None
     return ComparedRun(folder, keys, known, starts, meanings, by_prompt, origin)
@@ -291,8 +288,7 @@ def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
 
 def _reward_model_hash(folder: Path, keys: Mapping[str, Any]) -> str:
     """Return a hash of the reward model's saved weights or, without these, of its config keys."""
-    path = folder / "reward" / MANIFEST
-    if (manifest := read_json(path, MANIFEST_FORM)) is not None:
+    if (manifest := PHASE_MANIFEST.read(folder / "reward")) is not None:
         files = manifest["files"]
         return _short_hash({name: files[name] for name in files if name.endswith(".safetensors")})
     return _short_hash({key: keys[key] for key in keys if key.startswith("reward_model.")})
@@ -342,8 +338,8 @@ def find_tried(
     for place in places:
         # What is in the subfolders of a folder of another name is unknown: it may be a whole home.
         is_entered = registry or place.name == RUNS.name
-        beside = (file.parent for file in place.glob(f"*/{FROZEN}"))
-        for run in walk_to_runs(place) if is_entered else beside:
+        beside = (file.parent for file in find_entries(place, f"*/{FROZEN}"))
+        for run in find_folders_with(FROZEN, place) if is_entered else beside:
             if any((run / name).is_file() for name in RESULTS):
                 with suppress(CheckpointError):  # a damaged run shows no result of a setting
                     keys[run] = _read_keys(run)

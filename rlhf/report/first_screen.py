@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rlhf.base.stored_files import HELD_OUT, read_json
+from rlhf.base.stored_files import HELD_OUT
 from rlhf.config.choices import Phase
 from rlhf.report.alarms import MOST_KL, find_doubts
 from rlhf.report.charts import RunFiles, number_text
@@ -57,7 +57,7 @@ def read_verdict(run: RunFiles) -> Headline:
 
 def count_held_out(run: RunFiles) -> int:
     """Return the number of held-out prompts of PPO's evaluations; 0 if it is unknown."""
-    held_out = read_json(run.folder / "ppo" / "held_out.json", HELD_OUT) or {}
+    held_out = HELD_OUT.read(run.folder) or {}
     return len(held_out.get("before", {}).get("score", ()))
 
 

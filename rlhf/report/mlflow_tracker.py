@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import CapabilityError
-from rlhf.base.stored_files import read_stored_text
+from rlhf.base.stored_files import RESULT, read_stored_text
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.run.step_alarms import Alarm
@@ -79,7 +79,7 @@ class MlflowTracker(Tracker):
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Write the objective and result.json."""
         self._client.log_metric(self._id, "objective", result["objective"])
-        self._client.log_dict(self._id, dict(result), "result.json")
+        self._client.log_dict(self._id, dict(result), RESULT.name)
         self._is_concluded = True
 
     def finish(self) -> None:

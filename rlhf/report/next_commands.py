@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rlhf.base.stored_files import SAMPLE, read_json_lines
+from rlhf.base.stored_files import SAMPLES, find_entries
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import keys_that_need_consent
@@ -41,7 +41,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     place = [str(relative_to_cwd(run_dir)), *consent]
     lines = ["What to type next"]
     if folders:
-        samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
+        samples = SAMPLES.read_lines(run_dir)
         mark = PROMPT_MARK if plays else ""
         prompts = [re.sub(mark, "", sample["prompt"]) for sample in samples]
         has_template = (folders[0] / "chat_template.jinja").exists()
@@ -54,7 +54,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
             shlex.join(["python", "-m", "rlhf.chat", *place, *plays]),
             shlex.join(["python", "-m", "rlhf.evaluate", *place]),
         ]
-    if any(run_dir.glob("wandb/offline-run-*")):
+    if find_entries(run_dir, "wandb/offline-run-*"):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, except those that name a run directory.

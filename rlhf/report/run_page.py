@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
-from rlhf.base.stored_files import ANSWER, EVALUATED, read_json, read_json_lines
+from rlhf.base.stored_files import ANSWERS, EVALUATION
 from rlhf.config.freeze import read_command
 from rlhf.options.rollout_log.report import rollout_sections
 from rlhf.report.alarms import find_doubts
@@ -37,7 +37,6 @@ from rlhf.report.summary import (
 from rlhf.run.step_alarms import Alarm
 
 REPORT = "report.html"
-EVALUATION = Path("evaluation") / "evaluation.json"
 MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
 MOST_LINES = 4  # most models in one chart
 # Columns of the table of models: title -> name of the value in evaluation.json.
@@ -150,10 +149,9 @@ class Evaluation(NamedTuple):
 
 def read_evaluation(run_dir: Path) -> Evaluation | None:
     """Return the tables and charts of RUN_DIR/evaluation; None if the run was not evaluated."""
-    path = run_dir / EVALUATION
-    if (found := read_json(path, EVALUATED)) is None:
+    if (found := EVALUATION.read(run_dir)) is None:
         return None
-    answers = list(read_json_lines(path.with_name("answers.jsonl"), ANSWER))
+    answers = list(ANSWERS.read_lines(run_dir))
     charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
     if "reward_model" in found:
         charts.append(_calibration_chart(found["reward_model"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.safe_text import strip_control_characters
-from rlhf.base.stored_files import SAMPLE, read_json_lines
+from rlhf.base.stored_files import METRICS, SAMPLES
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import read_metric_series
@@ -28,8 +28,8 @@ ARTIFACTS: Mapping[str, str] = {
     "reward model": "reward/model",
     **{policy.label: policy.folder for policy in POLICIES[1:]},
     "critic": "ppo/critic",
-    "metrics": "metrics.jsonl",
-    "samples": "samples.jsonl",
+    "metrics": METRICS.name,
+    "samples": SAMPLES.name,
 }
 
 AnswersToPrompt = tuple[Mapping[str, Any], Mapping[str, Any]]  # the first and the last
@@ -146,7 +146,7 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path) -> list[str]:
     """Return lines with the first and the last answers to the 3 prompts that changed most."""
-    samples = [*read_json_lines(run_dir / "samples.jsonl", SAMPLE)]
+    samples = [*SAMPLES.read_lines(run_dir)]
     found = find_changed_answers(samples)
     if not found.pairs:
         return []

@@ -21,10 +21,7 @@ from rlhf.report.charts import (
     line_chart,
     read_metric_series,
 )
-from rlhf.report.comparison import (
-    Setting,
-    estimate_text,
-)
+from rlhf.report.comparison import Setting, estimate_text
 from rlhf.report.run_charts import ChartSection, x_axis_label
 from rlhf.run.metric_table import METRICS
 

@@ -10,7 +10,6 @@ byte that is damaged in one of them is damaged in all, and the manifest of each 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,19 +22,25 @@ from rlhf.base.atomic import replace_atomically
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identities
 from rlhf.base.stored_files import (
+    MANIFEST,
+    METRICS,
+    RESULT,
+    Identity,
+    check_files,
     copy_regular_files,
+    file_identities,
+    find_entries,
     open_regular_file,
     read_json_lines_with_bytes,
+    read_json_object,
 )
 from rlhf.config.choices import Phase
 from rlhf.run.jsonl import LOGS
-from rlhf.run.results import read_json_object, read_phase_result, write_json
+from rlhf.run.results import read_phase_result, write_json
 
 STATE = "state"  # the checkpoints of a phase in progress, see phase_state.py
-RESULT = "result.json"
-NOT_LISTED = (STATE, MANIFEST, RESULT)  # the manifest's list of files skips them
+NOT_LISTED = (STATE, MANIFEST, RESULT.name)  # the manifest's list of files skips them
 
 
 def finish_phase(
@@ -59,7 +64,7 @@ def finish_phase(
     lines = {path.name: " ".join(mark_lines(path, phase)) for path in written}
     text = format_json(result).encode()
     own: Identity = [len(text), sha256_of(text)]
-    write_json(folder / MANIFEST, {"files": {**files, RESULT: own}, "lines": lines})
+    write_json(folder / MANIFEST, {"files": {**files, RESULT.name: own}, "lines": lines})
     write_json(folder / RESULT, result)
 
 
@@ -79,7 +84,8 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         manifest = read_json_object(folder / MANIFEST)
         files = manifest["files"]
         listed = {name.partition("/")[0] for name in files}
-        others = {each.name for each in folder.iterdir()} - listed  # STATE, and files of the user
+        # STATE, and files of the user
+        others = {each.name for each in find_entries(folder, "*")} - listed
         check_files(folder, files, skip=others)
         if "lines" not in manifest:
             return f"{folder / MANIFEST} is of an older version: log lines are not verified"
@@ -141,10 +147,10 @@ def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
 
 def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield each logged step of a phase with its metrics, with NaN in place of null."""
-    for line in phase_lines(source / "metrics.jsonl", phase):
-        values = json.loads(line)
-        step = values.pop("step")
-        yield step, {n: math.nan if v is None else v for n, v in values.items() if n != "phase"}
+    for values in METRICS.read_lines(source):
+        of_phase, step = values.pop("phase"), values.pop("step")
+        if of_phase == phase:
+            yield step, {n: math.nan if v is None else v for n, v in values.items()}
 
 
 def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:
@@ -162,7 +168,7 @@ def link_phase(source: Path, phase: Phase, target: Path, *, reused_from: str) ->
     result = read_phase_result(source, phase)
     assert result is not None, f"{source} has not finished {phase}"
     with replace_atomically(target / phase) as building:
-        left_out = (STATE, RESULT, MANIFEST, ".*")
+        left_out = (*NOT_LISTED, ".*")
         copy_regular_files(source / phase, building, copy_function=link_or_copy, skip=left_out)
         reused = {"reused_from": reused_from} | result
         manifest = source / phase / MANIFEST  # an older version wrote none

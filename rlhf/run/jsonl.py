@@ -13,7 +13,13 @@ from rlhf.base.atomic import is_transient, replace_atomically, retry_transient_e
 from rlhf.base.errors import CheckpointError
 from rlhf.base.finite_numbers import replace_non_finite
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.stored_files import open_regular_file, read_json_lines_with_bytes
+from rlhf.base.stored_files import (
+    ALARMS,
+    METRICS,
+    SAMPLES,
+    open_regular_file,
+    read_json_lines_with_bytes,
+)
 from rlhf.methods import installed_methods
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
@@ -23,7 +29,7 @@ OPTIONS_LOGS = (  # the files that options and methods add to LOGS
     DIGESTS,
     *(method.log for method in installed_methods() if method.log is not None),
 )
-LOGS = ("metrics.jsonl", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS)  # rank 0 appends to them
+LOGS = (METRICS.name, SAMPLES.name, ALARMS.name, *OPTIONS_LOGS)  # rank 0 appends to them
 # UTF-8 cannot encode a lone surrogate: it is written as \udXXX, which JSON decodes back.
 ENCODING_ERRORS = "backslashreplace"
 

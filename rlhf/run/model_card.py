@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.safe_text import redact
+from rlhf.base.stored_files import INPUTS
 from rlhf.config.choices import Source
 from rlhf.config.freeze import FROZEN, METHODS, read_command, read_frozen_keys
 from rlhf.methods import installed_methods
-from rlhf.run.results import finished_phases, read_inputs, read_phase_result
+from rlhf.run.results import finished_phases, read_phase_result
 
 PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
 # Entries of results on time and memory, and on the run that a phase is from: not on the model.
@@ -115,7 +116,7 @@ def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[st
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield the files of data as they were when the run began; a card names few of many."""
-    given = (read_inputs(run_dir) or {}).items()
+    given = (INPUTS.read(run_dir) or {}).items()
     files = [pair for key, of_key in given if key.startswith("data.") for pair in of_key.items()]
     for path, (size, sha256) in files[:MOST_FILES]:
         yield f"file {Path(path).name}", f"{size} bytes, SHA-256 {sha256}"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rlhf.base.atomic import replace_atomically, retry_transient_errors
 from rlhf.base.heartbeat import beat
+from rlhf.base.stored_files import find_entries
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,7 +39,7 @@ def replace_folder_atomically(folder: Path) -> Iterator[Path]:
 
 def copy_folder_permissions(folder: Path) -> None:
     """Give weight files the permissions of ``folder``, since safetensors makes them private."""
-    for file in folder.rglob("*.safetensors"):
+    for file in find_entries(folder, "**/*.safetensors"):
         file.chmod(folder.stat().st_mode & 0o666)
 
 

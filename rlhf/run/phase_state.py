@@ -31,9 +31,17 @@ from torch import Tensor
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import remedy_of
-from rlhf.base.manifest import MANIFEST, Identity, check_files, file_identity
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_files import OTHERS, read_bytes, read_json, require_form
+from rlhf.base.stored_files import (
+    MANIFEST,
+    OTHERS,
+    Identity,
+    check_files,
+    file_identity,
+    find_entries,
+    find_files,
+    read_json,
+)
 from rlhf.base.types import TensorSlice
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
@@ -69,7 +77,7 @@ class Checkpoint(NamedTuple):
         from safetensors import safe_open
 
         slices: dict[str, list[tuple[int, Any]]] = {}  # start and content of a tensor's slices
-        for path in sorted((self.folder / engine).rglob("*.safetensors")):  # ordered by start too
+        for path in find_files(self.folder / engine, "**/*.safetensors"):  # ordered by start too
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118 - no dict
                 name, _, start = key.partition("@")
@@ -162,7 +170,7 @@ def _write_share(building: Path, streams: Streams, ranks: Ranks) -> dict[str, Id
         folder.mkdir(parents=True)
         named = ((f"{name}@{start}" if start else name, each) for name, start, each in stream)
         write_shards(folder, named, limit, ranks.report_progress)
-        for path in folder.iterdir():
+        for path in find_entries(folder, "*"):
             identity = retry_transient_errors(partial(file_identity, path, flush=True))
             files[path.relative_to(building).as_posix()] = identity
             ranks.report_progress()
@@ -181,7 +189,7 @@ def _write_json_files(building: Path, state: Mapping[str, Any], files: dict[str,
 def checkpoint_folders(phase_dir: Path) -> list[Path]:
     """Return the folders of a phase's checkpoints, verified or not, the latest first; no links."""
     state = phase_dir / STATE
-    found = () if phase_dir.is_symlink() or state.is_symlink() else state.glob("step-*")
+    found = () if phase_dir.is_symlink() or state.is_symlink() else find_entries(state, "step-*")
     own = (each for each in found if each.is_dir() and not each.is_symlink())
     return sorted((each for each in own if each.name[5:].isdecimal()), reverse=True)
 
@@ -189,7 +197,7 @@ def checkpoint_folders(phase_dir: Path) -> list[Path]:
 def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
     """Remove unfinished checkpoint folders, and all checkpoints of steps after ``last_step``."""
     last = checkpoint_folder(phase_dir, last_step)
-    for folder in (phase_dir / STATE).glob("*step-*"):
+    for folder in find_entries(phase_dir / STATE, "*step-*"):
         if folder.name.startswith(".") or folder > last:
             remove(folder)
 
@@ -219,8 +227,7 @@ def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
     try:
         own = dict([*files.items()][ranks.rank :: ranks.size])
         check_files(folder, own, skip={MANIFEST, *files} - own.keys())
-        state = json.loads(read_bytes(folder / STATE_JSON) or b"")
-        require_form(folder / STATE_JSON, state, STATE_FORM)
+        state = read_json(folder / STATE_JSON, STATE_FORM, keeps_nan=True)
         found = Checkpoint(folder, state["step"], state)
         if folder != checkpoint_folder(folder.parents[1], found.step):
             raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")

@@ -12,26 +12,22 @@ from typing import Any
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.finite_numbers import format_json, restore_nan
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import Identity
 from rlhf.base.stored_files import (
-    MAYBE_FLOAT,
-    OTHERS,
+    ATTEMPTS,
+    INPUTS,
+    PLAN,
     RESULT,
     DamagedFileError,
+    Identity,
     read_bytes,
-    read_json,
+    read_json_object,
 )
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import ATTEMPTS, COMMAND, FROZEN, INPUTS
+from rlhf.config.freeze import COMMAND, FROZEN
 from rlhf.config.schema.run import RunConfig
 
-PLAN = "plan.json"
-COST = {"hours": MAYBE_FLOAT, "memory_gib_per_rank": float, "steps?": (int, type(None))}
 # Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
 Inputs = dict[str, dict[str, Identity]]
-STORED_PLAN = {"hours": MAYBE_FLOAT, "memory_gib_limit": float, "phases": {OTHERS: COST}}
-MAYBE_HASH = (str, type(None))  # null: there is no such file
-ATTEMPT = {"files": {OTHERS: MAYBE_HASH}, "environment": {OTHERS: str}}
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
@@ -42,7 +38,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2
 
 def phase_result_path(run_dir: Path, phase: str) -> Path:
     """Return the path of a phase's result; the file exists exactly if the phase is finished."""
-    return run_dir / phase / "result.json"
+    return run_dir / phase / RESULT
 
 
 def finished_phases(run_dir: Path) -> list[Phase]:
@@ -69,28 +65,15 @@ def read_phase_result(run_dir: Path, phase: str) -> dict[str, Any] | None:
 
 def read_run_result(run_dir: Path) -> dict[str, Any] | None:
     """Return result.json of a run, with NaN in place of null; None if the run has not finished."""
-    result = read_json(run_dir / "result.json", RESULT)
+    result = RESULT.read(run_dir)
     return None if result is None else restore_nan(result)
 
 
 def read_objective(run_dir: Path) -> float | None:
     """Return the objective of a run; None if it is not finite, or the run has not ended."""
-    path = run_dir / "result.json"
+    path = run_dir / RESULT
     found = read_json_object(path).get("objective") if path.exists() else None
     return float(found) if isinstance(found, int | float) else None
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise a DamagedFileError if there is none."""
-    if not (found := read_json(path, {})):
-        raise DamagedFileError(path, "it is missing or empty")
-    return dict(found)
-
-
-def read_inputs(run_dir: Path) -> Inputs | None:
-    """Return the files that a run was given, as they were at its start; None if none are stored."""
-    found: Inputs | None = read_json(run_dir / INPUTS, {OTHERS: {OTHERS: [int, str]}})
-    return found
 
 
 def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
@@ -100,24 +83,23 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
     warning.
     """
     try:
-        found: dict[str, Any] | None = read_json(run_dir / PLAN, STORED_PLAN)
+        return PLAN.read(run_dir)
     except DamagedFileError as error:
         if say is not None:
             say(f"warning: {error}. The run continues without planned values")
         return None
-    return found
 
 
 def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> None:
     """Append the hashes of the files that begin a run, and the ``environment`` that computes it."""
-    files = hash_files(run_dir, (FROZEN, COMMAND, INPUTS))
+    files = hash_files(run_dir, (FROZEN, COMMAND, INPUTS.name))
     attempts = [*read_attempts(run_dir), {"files": files, "environment": environment}]
     write_json(run_dir / ATTEMPTS, {"attempts": attempts})
 
 
 def read_attempts(run_dir: Path) -> list[dict[str, Any]]:
     """Return the attempts at a run, the first first; [] if an older version ran it."""
-    found = read_json(run_dir / ATTEMPTS, {"attempts": [ATTEMPT]}) or {"attempts": []}
+    found = ATTEMPTS.read(run_dir) or {"attempts": []}
     return list(found["attempts"])
 
 

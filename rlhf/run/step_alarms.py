@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.stored_files import ALARM, read_json_lines
+from rlhf.base.stored_files import ALARMS
 from rlhf.config.schema.run import AlarmName
 
 BASE_STEPS = 5  # steps at the start that later steps are compared with
@@ -58,7 +58,7 @@ class Alarm(NamedTuple):
 
 def read_alarms(run_dir: Path) -> list[Alarm]:
     """Return the alarms that a run has raised so far."""
-    return [parse_alarm(line) for line in read_json_lines(run_dir / "alarms.jsonl", ALARM)]
+    return [parse_alarm(line) for line in ALARMS.read_lines(run_dir)]
 
 
 def parse_alarm(line: Mapping[str, Any]) -> Alarm:

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.stored_files import LINE, METRICS, SAMPLE, read_json_lines
+from rlhf.base.stored_files import ALARMS, LINE, METRICS, SAMPLES, find_entries, read_json_lines
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
@@ -95,7 +95,8 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
 
     sizes = {"scalars": 1, "tensors": 1, "histograms": 1}  # keep only the last event of each tag
     last: dict[str, int] = {}
-    for path in folder.glob("*tfevents*"):  # names have times, but the clock may have been set back
+    # Names have times, but the clock may have been set back.
+    for path in find_entries(folder, "*tfevents*"):
         events = event_accumulator.EventAccumulator(str(path), sizes).Reload()
         for kind in sizes:
             read = getattr(events, kind.title())
@@ -259,13 +260,12 @@ def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None
     if not tracker.skips_repeats:
         return
     of_step = itemgetter("phase", "step")
-    samples = read_json_lines(run_dir / "samples.jsonl", SAMPLE)
-    for (phase, step), group in groupby(samples, of_step):
+    for (phase, step), group in groupby(SAMPLES.read_lines(run_dir), of_step):
         tracker.samples(phase, step, [*map(_read_sample, group)], steps=ppo_steps or step)
     for log in OPTIONS_LOGS:
         for (phase, step), group in groupby(read_json_lines(run_dir / log, LINE), of_step):
             tracker.lines(log, phase, step, list(group))
-    for line in read_json_lines(run_dir / "metrics.jsonl", METRICS):
+    for line in METRICS.read_lines(run_dir):
         tracker.log(line["phase"], line["step"], _logged_values(line))
 
 
@@ -288,7 +288,7 @@ class FileTracker(Tracker):
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Append a line with the metrics of one step."""
-        self._write("metrics.jsonl", {"phase": phase, "step": step, **values})
+        self._write(METRICS.name, {"phase": phase, "step": step, **values})
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Append a line per response."""
@@ -307,11 +307,11 @@ class FileTracker(Tracker):
                 numbers = [getattr(token, name.removesuffix("s")) for token in tokens]
                 if None not in numbers:  # otherwise it was not computed
                     line[f"token_{name}"] = [round(number, 3) for number in numbers]
-            self._write("samples.jsonl", line)
+            self._write(SAMPLES.name, line)
 
     def alert(self, alarm: Alarm) -> None:
         """Append a line with the alarm."""
-        self._write("alarms.jsonl", alarm._asdict())
+        self._write(ALARMS.name, alarm._asdict())
 
     def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append the lines to the option's log."""
@@ -377,7 +377,7 @@ def build_tracker(
     # A server computes in a precision of its own.
     is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)
-    trackers.restore_alarm_series(read_json_lines(run_dir / "metrics.jsonl", METRICS))
+    trackers.restore_alarm_series(METRICS.read_lines(run_dir))
     trackers.repeat_logs(run_dir, config.ppo.steps)
     return trackers
 

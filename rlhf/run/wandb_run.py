@@ -9,12 +9,17 @@ import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.hashing import sha256_of
-from rlhf.base.stored_files import DamagedFileError, read_stored_text
+from rlhf.base.stored_files import (
+    MANIFEST,
+    DamagedFileError,
+    find_files,
+    read_bytes,
+    read_stored_text,
+)
 from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
@@ -154,9 +159,8 @@ class WandbTracker(Tracker):
             numbers |= {f"{when}/{name}": value for name, value in result.get(when, {}).items()}
         self._run.summary.update({"objective": result["objective"]} | numbers)
         for phase in result["phases"]:
-            for folder in sorted(
-                {p.parent for p in self._run_dir.glob(f"{phase}/*/*.safetensors")}
-            ):
+            weights = find_files(self._run_dir, f"{phase}/*/*.safetensors")
+            for folder in dict.fromkeys(path.parent for path in weights):
                 self._log_model(phase, folder)
 
     def _log_model(self, phase: str, folder: Path) -> None:
@@ -164,7 +168,7 @@ class WandbTracker(Tracker):
         import wandb
 
         name = f"{phase}-{folder.name}"
-        manifest = read_stored_text(folder.parent / "manifest.json") or ""
+        manifest = read_stored_text(folder.parent / MANIFEST) or ""
         metadata = {"run_dir": str(self._run_dir), "manifest": sha256_of(manifest.encode())}
         artifact = wandb.Artifact(f"{self._run.id}-{name}", type="model", metadata=metadata)
         if self._uploads:
@@ -307,8 +311,7 @@ def _read_or_create_run_id(path: Path) -> str:
 
 def find_offline_files(run_dir: Path) -> list[Path]:
     """Return the .wandb files of a run's attempts, without links, which may lead to another run."""
-    files = (path for path in run_dir.glob(OFFLINE_FILES) if S_ISREG(path.lstat().st_mode))
-    return sorted(path for path in files if not path.parent.is_symlink())
+    return find_files(run_dir, OFFLINE_FILES)
 
 
 def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
@@ -318,7 +321,7 @@ def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
     """
     from wandb.proto import wandb_internal_pb2
 
-    data, position, parts = path.read_bytes(), FILE_HEADER, b""
+    data, position, parts = read_bytes(path) or b"", FILE_HEADER, b""
     while position + HEADER <= len(data):
         left = BLOCK - position % BLOCK
         if left < HEADER:

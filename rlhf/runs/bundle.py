@@ -23,10 +23,12 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import Identity
 from rlhf.base.safe_text import redact
 from rlhf.base.stored_files import (
+    BUNDLE,
     DamagedFileError,
+    Identity,
+    find_entries,
     open_regular_file,
     parse_json,
     read_stored_text,
@@ -34,7 +36,7 @@ from rlhf.base.stored_files import (
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.run.model_card import origin_sections, results_section
-from rlhf.runs.registry import BUNDLE, BUNDLE_FORM, FoundRun
+from rlhf.runs.registry import FoundRun
 
 PHASES = "|".join(Phase)
 NAMES = re.compile(
@@ -72,10 +74,10 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
         "files": {},
         "changed": {},
     }
-    names = (path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*"))
+    names = (path.relative_to(run.folder).as_posix() for path in find_entries(run.folder, "**/*"))
     with replace_atomically(file) as building, ZipFile(building, "w", ZIP_DEFLATED) as archive:
         for name in sorted(filter(NAMES.fullmatch, names)):
-            own = (read_stored_text(run.folder / name) or "").encode()
+            own = (read_stored_text(run.folder / name, most=MOST_BYTES) or "").encode()
             content = make_shareable(own.decode()).encode()
             about["files"][name] = _identity_of(content)
             if content != own:
@@ -83,7 +85,7 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
             _add_member(archive, name, content)
         if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
             raise ConfigError(f"{run.folder}: its files are larger than {MOST_BYTES:,} bytes")
-        _add_member(archive, BUNDLE, format_json(about).encode())
+        _add_member(archive, BUNDLE.name, format_json(about).encode())
     return about
 
 
@@ -152,14 +154,14 @@ def _read_pieces(file: Path) -> Iterator[tuple[str, bytes, float]]:
         ZipFile(opened) as archive,
     ):
         about = _read_contents(file, archive)
-        for name in (BUNDLE, *about["files"]):
+        for name in (BUNDLE.name, *about["files"]):
             size, digest = 0, hashlib.sha256()
             with archive.open(name) as member:
                 for piece in chain([b""], iter(partial(member.read, PIECE), b"")):
                     size += len(piece)
                     digest.update(piece)
                     yield name, piece, about["started"]
-            if name != BUNDLE and [size, digest.hexdigest()] != about["files"][name]:
+            if name != BUNDLE.name and [size, digest.hexdigest()] != about["files"][name]:
                 raise _refusal(file, f"{name} in it is not what was written")
 
 
@@ -167,19 +169,21 @@ def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
     """Return the content of bundle.json, after comparing it with the list of the archive."""
     members = archive.infolist()
     names = sorted(member.filename for member in members)
-    if BUNDLE not in names:
+    if BUNDLE.name not in names:
         raise _refusal(file, f"it has no {BUNDLE}")
     if sum(member.file_size for member in members) > MOST_BYTES:
         raise _refusal(file, f"its files are larger than {MOST_BYTES:,} bytes")
-    if archive.getinfo(BUNDLE).file_size > MOST_CONTENTS:
+    if archive.getinfo(BUNDLE.name).file_size > MOST_CONTENTS:
         raise _refusal(file, f"{BUNDLE} is larger than {MOST_CONTENTS:,} bytes")
     try:
-        about: dict[str, Any] = parse_json(file, archive.read(BUNDLE), BUNDLE_FORM, f"{BUNDLE}: ")
+        about: dict[str, Any] = parse_json(
+            file, archive.read(BUNDLE.name), BUNDLE.form, f"{BUNDLE}: "
+        )
     except DamagedFileError as error:
         raise _refusal(file, error.reason) from error
     if odd := [name for name in about["files"] if not NAMES.fullmatch(name)]:
         raise _refusal(file, f"{odd[0]!r} is no file of a run")
-    has_all = sorted([*about["files"], BUNDLE]) == names and FROZEN in names
+    has_all = sorted([*about["files"], BUNDLE.name]) == names and FROZEN in names
     if not has_all or not 0 <= about["started"] < LAST_START:
         raise _refusal(file, f"{BUNDLE} does not fit its files")
     return about

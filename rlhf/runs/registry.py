@@ -18,39 +18,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.stored_files import (
+    ALARMS,
+    BUNDLE,
     LINE,
     MAYBE_FLOAT,
+    METRICS,
     OTHERS,
+    RESULT,
     DamagedFileError,
+    StoredFile,
+    find_folders_with,
+    folder_size,
     parse_json,
-    read_bytes,
-    read_json,
     read_json_lines,
     read_stored_text,
+    read_tail,
 )
-from rlhf.config.freeze import FROZEN, parse_plain_value, read_command
-from rlhf.report.comparison import scan_keys, start_time, walk_to_runs
+from rlhf.config.freeze import FROZEN, UNREADABLE, parse_plain_value, read_command
+from rlhf.report.comparison import scan_keys, start_time
 from rlhf.report.gain import JUDGES, TRAINED_ON, Gain, read_gain
 from rlhf.run.results import finished_phases
-from rlhf.watch.progress import METRICS_FILE, RunProgress
+from rlhf.watch.progress import RunProgress
 
-TAIL = 64 * 1024  # bytes at the end of metrics.jsonl that hold the last line of a run
-ALARMS, JOB_OUTPUT, BUNDLE = "alarms.jsonl", "output.log", "bundle.json"
+JOB_OUTPUT = "output.log"
 UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
 # The form of the part of result.json that the list shows.
 INTERVAL = [MAYBE_FLOAT, MAYBE_FLOAT]
 GAINS = {f"{name}_gain_ci?": INTERVAL for name in (*JUDGES, TRAINED_ON)}
 PARTS = {f"score_parts_{when}?": {OTHERS: MAYBE_FLOAT} for when in ("before", "after")}
 MEASURES = {"reused_from?": str, "judge_gains?": {OTHERS: INTERVAL}, **GAINS, **PARTS}
-# The form of bundle.json, which only an imported run has (bundle.py).
-BUNDLE_FORM: dict[str, Any] = {"run": str, "started": float, "state": str, "reason": str}
-BUNDLE_FORM |= {name: {OTHERS: [(int, str)]} for name in ("files", "changed")}
-SHORT_RESULT = {"objective": MAYBE_FLOAT, "phases": {OTHERS: MEASURES}}
+SHORT_RESULT = StoredFile(RESULT.name, {"objective": MAYBE_FLOAT, "phases": {OTHERS: MEASURES}})
 
 
 class FoundRun:
@@ -67,10 +66,7 @@ class FoundRun:
     @cached_property
     def bundle(self) -> Mapping[str, Any] | None:
         """Return the content of bundle.json; None if the run was not imported."""
-        with suppress(DamagedFileError):
-            found: dict[str, Any] | None = read_json(self.folder / BUNDLE, BUNDLE_FORM)
-            return found
-        return None
+        return BUNDLE.read_if_intact(self.folder)
 
     @property
     def imported_from(self) -> str | None:
@@ -90,28 +86,25 @@ class FoundRun:
         """Return why a run ended before it finished: its last error, or the alarm that ended it."""
         if self.bundle is not None:
             return str(self.bundle["reason"])
-        if (self.folder / "result.json").exists():
+        if (self.folder / RESULT).exists():
             return ""
-        tail = (read_tail(self.folder / JOB_OUTPUT) or b"").decode(errors="replace")
+        tail = read_tail(self.folder / JOB_OUTPUT).decode(errors="replace")
         reasons = [line for line in tail.splitlines() if line.startswith(("error: ", "stopped: "))]
         return reasons[-1] if reasons else ""
 
     @cached_property
     def last_line(self) -> Mapping[str, Any]:
         """Return the last complete line of metrics.jsonl; {} if there is none."""
-        path = self.folder / METRICS_FILE
-        for line in reversed((read_tail(path) or b"").splitlines()):
+        path = self.folder / METRICS
+        for line in reversed(read_tail(path).splitlines()):
             with suppress(DamagedFileError):
-                return dict(parse_json(path, line, LINE, ""))
+                return dict(parse_json(path, line, LINE))
         return {}
 
     @cached_property
     def result(self) -> Mapping[str, Any] | None:
         """Return the content of result.json; None if the run has not finished, or it is damaged."""
-        with suppress(DamagedFileError):
-            found: dict[str, Any] | None = read_json(self.folder / "result.json", SHORT_RESULT)
-            return found
-        return None
+        return SHORT_RESULT.read_if_intact(self.folder)
 
     @property
     def objective(self) -> float | None:
@@ -135,9 +128,8 @@ class FoundRun:
         """Return the number of alarms by name, up to a line that is damaged."""
         found: Counter[str] = Counter()
         with suppress(DamagedFileError):
-            found.update(
-                each["name"] for each in read_json_lines(self.folder / ALARMS, {"name": str})
-            )
+            lines = read_json_lines(self.folder / ALARMS, {"name": str})
+            found.update(each["name"] for each in lines)
         return found
 
     @cached_property
@@ -212,7 +204,7 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
                 f"{place}: there is no such folder. Name a folder with runs; without a name, the "
                 "runs in runs/ are listed. Filters are KEY=VALUE, such as state=finished"
             )
-        for folder in walk_to_runs(place):
+        for folder in find_folders_with(FROZEN, place):
             found.setdefault(os.path.realpath(folder), FoundRun(folder))
     return sorted(found.values(), key=lambda run: (run.started, run.folder))
 
@@ -274,24 +266,5 @@ def parse_value(text: str) -> Any:
     """Return the value of a text in YAML as runs write it, or the text if it is no such value."""
     try:
         return parse_plain_value(text)
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError):
+    except UNREADABLE:
         return text
-
-
-def read_tail(path: Path) -> bytes | None:
-    """Return the last ``TAIL`` bytes of a file; None if there is no regular file."""
-    with suppress(OSError, DamagedFileError):
-        return read_bytes(path, start=max(0, path.stat().st_size - TAIL))
-    return None
-
-
-def folder_size(folder: Path) -> int:
-    """Return the bytes of all files in a folder; links count as nothing."""
-    total = 0
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                total += folder_size(Path(entry.path))
-            elif not entry.is_symlink():
-                total += entry.stat(follow_symlinks=False).st_size
-    return total

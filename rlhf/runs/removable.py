@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from rlhf.base.stored_files import folder_size
 from rlhf.config.choices import Phase
 from rlhf.run.phase_state import checkpoint_folders
 from rlhf.run.results import finished_phases
-from rlhf.runs.registry import FoundRun, folder_size
+from rlhf.runs.registry import FoundRun
 
 SECONDS_TO_START = 3600  # a run without a first line that began longer ago is not starting
 

@@ -25,29 +25,32 @@ from typing import Any, NamedTuple
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.intervals import mean_of
-from rlhf.base.manifest import MANIFEST, file_identity, iterate_files
 from rlhf.base.stored_files import (
+    ATTEMPTS,
     HELD_OUT,
-    MANIFEST_FORM,
+    INPUTS,
+    MANIFEST,
     METRICS,
-    SAMPLE,
+    PHASE_MANIFEST,
+    RESULT,
+    SAMPLES,
     DamagedFileError,
-    read_json,
-    read_json_lines,
+    file_identity,
+    iterate_files,
+    read_json_object,
 )
-from rlhf.base.stored_files import RESULT as RESULT_FORM
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import ATTEMPTS, load_run, read_command
+from rlhf.config.freeze import load_run, read_command
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import values_by_key
 from rlhf.data.records import Record, describe_row
 from rlhf.run.console import Console
-from rlhf.run.finished_phase import RESULT, mark_lines, phase_lines
+from rlhf.run.finished_phase import mark_lines, phase_lines
 from rlhf.run.jsonl import LOGS
-from rlhf.run.results import read_attempts, read_inputs, read_json_object
+from rlhf.run.results import read_attempts
 from rlhf.runs.registry import FoundRun
 
 DIFFERS = 1  # exit code if something differs
@@ -95,7 +98,7 @@ def check_hashes(run: CheckedRun) -> Doubts:
     """Compare files with the hashes of the last start, of result.json and of the manifests."""
     attempts, records = read_attempts(run.folder), run.result.get("records")
     if not attempts or records is None:
-        yield Doubt(ATTEMPTS, OLDER, CheckState.unknown)
+        yield Doubt(ATTEMPTS.name, OLDER, CheckState.unknown)
     recorded = {**(attempts[-1]["files"] if attempts else {}), **(records or {})}
     here = set(iterate_files(run.folder))
     yield from _compare_hashes(run.folder, recorded, here, "a file of the run")
@@ -108,7 +111,7 @@ def check_hashes(run: CheckedRun) -> Doubts:
 def check_inputs(run: CheckedRun) -> Doubts:
     """Compare data, and code that the run was given, with the hashes of its start."""
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
-    for key, files in (read_inputs(run.folder) or {}).items():
+    for key, files in (INPUTS.read(run.folder) or {}).items():
         hashes = {path: identity[-1] for path, identity in files.items()}
         here = {path for path in files if Path(path).is_file()}
         yield from _compare_hashes(Path("/"), hashes, here, key)
@@ -126,9 +129,8 @@ def _compare_hashes(
 
 
 def _read_manifest(run: CheckedRun, phase: Phase) -> dict[str, Any]:
-    path = run.folder / phase / MANIFEST
-    if (found := read_json(path, MANIFEST_FORM)) is None:
-        raise CheckpointError(f"{path} is missing")
+    if (found := PHASE_MANIFEST.read(run.folder / phase)) is None:
+        raise CheckpointError(f"{run.folder / phase / MANIFEST} is missing")
     return dict(found)
 
 
@@ -201,27 +203,27 @@ def check_results(run: CheckedRun) -> Doubts:
     from rlhf.runtime.phase_runs import find_objective
 
     logged: dict[str, list[Any]] = defaultdict(list)
-    for line in read_json_lines(run.folder / "metrics.jsonl", METRICS):
+    for line in METRICS.read_lines(run.folder):
         for name, value in line.items():
             logged[name].append(value)
     for phase, own in run.result["phases"].items():
         if own != read_json_object(run.folder / phase / RESULT):
-            yield Doubt(RESULT, f"phases.{phase} differs from {phase}/{RESULT}")
+            yield Doubt(RESULT.name, f"phases.{phase} differs from {phase}/{RESULT}")
         for name, value in own.items():
             values = logged[f"{phase}/eval_{re.sub('_(before|after)$', '', name)}"]
             if values and value not in values:
-                yield Doubt(RESULT, f"{phase}.{name}={value}, and its metric is {values[-1]}")
-    for when, measures in (read_json(run.folder / "ppo/held_out.json", HELD_OUT) or {}).items():
+                yield Doubt(RESULT.name, f"{phase}.{name}={value}, and its metric is {values[-1]}")
+    for when, measures in (HELD_OUT.read(run.folder) or {}).items():
         for title, name in MEANS.items():
             value, values = run.result["phases"]["ppo"].get(f"{title}_{when}"), measures.get(name)
             if values and None not in values and value != (mean := mean_of(values)):
-                yield Doubt("ppo/held_out.json", f"{title}_{when} is {mean}, not {value}")
+                yield Doubt(HELD_OUT.name, f"{title}_{when} is {mean}, not {value}")
     name, value = find_objective(run.result["phases"], run.folder)
     if run.result["objective"] != value:
-        yield Doubt(RESULT, f"objective={run.result['objective']}, and {name} is {value}")
+        yield Doubt(RESULT.name, f"objective={run.result['objective']}, and {name} is {value}")
     seals = {name: part.sealed for name, part in run.config.rewards.items() if part.sealed}
     if run.result.get("judges", {}) != seals:
-        yield Doubt(RESULT, f"judges={run.result.get('judges')}, and config.yaml has {seals}")
+        yield Doubt(RESULT.name, f"judges={run.result.get('judges')}, and config.yaml has {seals}")
 
 
 def check_samples(run: CheckedRun) -> Doubts:
@@ -229,9 +231,9 @@ def check_samples(run: CheckedRun) -> Doubts:
     from rlhf.data.synthetic_pairs import GoldJudge
 
     if run.config.data.source is not Source.synthetic:
-        yield Doubt("samples.jsonl", "its data has no judge by rule", CheckState.unknown)
+        yield Doubt(SAMPLES.name, "its data has no judge by rule", CheckState.unknown)
         return
-    lines = read_json_lines(run.folder / "samples.jsonl", SAMPLE)
+    lines = SAMPLES.read_lines(run.folder)
     for number, line in enumerate(lines, start=1):
         place, ended = f"samples.jsonl, line {number}", bool(line.get("ended"))
         try:
@@ -247,9 +249,9 @@ def check_answers(run: CheckedRun) -> Doubts:
     """Let the trained policy answer the prompts of the last samples again, and score them."""
     from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
 
-    lines = list(read_json_lines(run.folder / "samples.jsonl", SAMPLE))
+    lines = list(SAMPLES.read_lines(run.folder))
     if not lines:
-        yield Doubt("samples.jsonl", "the run has no answers", CheckState.unknown)
+        yield Doubt(SAMPLES.name, "the run has no answers", CheckState.unknown)
         return
     last = [each for each in lines if each["step"] == lines[-1]["step"]]
     last = [each for each in last if each.get("model") == "actor"]
@@ -257,7 +259,7 @@ def check_answers(run: CheckedRun) -> Doubts:
     if keys.get("ppo.reference_every") or keys.get("ppo.teacher_path"):
         compared.remove("kl")  # an Evaluator measures from the model that training started from
         text = "kl is to a reference that the run has not stored"
-        yield Doubt("samples.jsonl", text, CheckState.unknown)
+        yield Doubt(SAMPLES.name, text, CheckState.unknown)
     evaluator = Evaluator(run.folder, trusts_run=run.trusts_run)
     try:
         policy = evaluator.load_policy(last_trained_policy(run.folder)[1])
@@ -326,7 +328,7 @@ def read_checked_run(
     """
     from rlhf.replay import describe_other_machine
 
-    config, result = load_run(folder), read_json(folder / RESULT, RESULT_FORM)
+    config, result = load_run(folder), RESULT.read(folder)
     if result is None:
         raise CheckpointError(f"{folder} has no {RESULT}: finish the run first (resume=)")
     if missing := [phase for phase in config.phase.order if phase not in result["phases"]]:

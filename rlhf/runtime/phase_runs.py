@@ -19,12 +19,18 @@ import torch
 from rlhf.base.cpu import read_cpu, usable_isa
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import non_finite_names
-from rlhf.base.manifest import MANIFEST
 from rlhf.base.ranks import Ranks
-from rlhf.base.stored_files import PHASES, read_json
+from rlhf.base.stored_files import (
+    ATTEMPTS,
+    MANIFEST,
+    PHASES,
+    RESULT,
+    SAMPLES,
+    find_entries,
+    read_json,
+)
 from rlhf.base.versions import code_version, installed_version
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import ATTEMPTS
 from rlhf.config.run_dir import refuse_links
 from rlhf.config.schema.run import RunConfig
 from rlhf.engine.devices import peak_memory_gib, reset_peak_memory
@@ -72,7 +78,7 @@ def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
 def build_run_result(config: RunConfig, run_dir: Path, ran: Sequence[Phase]) -> dict[str, Any]:
     """Return the content of result.json; ``ran`` are the phases that this process ran."""
     result = collect_results(config.phase.order, run_dir)
-    records = [ATTEMPTS, *(f"{phase}/{MANIFEST}" for phase in config.phase.order)]
+    records = [ATTEMPTS.name, *(f"{phase}/{MANIFEST}" for phase in config.phase.order)]
     result["records"] = hash_files(run_dir, records)
     if judges := {name: part.sealed for name, part in config.rewards.items() if part.sealed}:
         result["judges"] = judges
@@ -119,7 +125,7 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
         if isinstance(value := measures.get(name), int | float):
             return f"{phase}.{name}", -value if phase == Phase.sft else value
     raise CheckpointError(
-        f"{run_dir / phase / 'result.json'} has no {MEASURES[Phase(phase)][-1]}: it is damaged, or "
+        f"{run_dir / phase / RESULT} has no {MEASURES[Phase(phase)][-1]}: it is damaged, or "
         f"of another version. Restore it, or remove it: resume={run_dir} trains {phase} again"
     )
 
@@ -230,7 +236,7 @@ def verify_finished_phases(
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:
             say(f"warning: {notice}")
-        left = [*(run_dir / phase).glob(".*.building")]
+        left = find_entries(run_dir / phase, ".*.building")
         left += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
         for path in left:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -249,7 +255,7 @@ def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
         run = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
         for step, values in iterate_metrics(source, phase):
             context.tracker.log(phase, step, values)
-        copy_phase_lines(source, phase, run_dir, "samples.jsonl")
+        copy_phase_lines(source, phase, run_dir, SAMPLES.name)
         link_phase(source, phase, run_dir, reused_from=run)
         context.console.say(f"{phase}: taken from {run}, which had the same inputs")
     ranks.barrier()

@@ -19,16 +19,12 @@ from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.ranks import Ranks
+from rlhf.base.stored_files import RESULT
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import ModelInit, Phase, Source, Template
 from rlhf.config.freeze import load_run, read_command
 from rlhf.config.roles import given_reward_model, starting_models, tokenizer_base
-from rlhf.config.run_dir import (
-    lock_run_dir,
-    point_latest_to,
-    refuse_changed_config,
-    refuse_links,
-)
+from rlhf.config.run_dir import lock_run_dir, point_latest_to, refuse_changed_config, refuse_links
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
@@ -177,7 +173,7 @@ def run_phases(
     result = build_run_result(config, run_dir, unfinished)
     if ranks.is_main:
         require_sealed_judges(config.rewards)
-        write_json(run_dir / "result.json", result)
+        write_json(run_dir / RESULT, result)
         point_latest_to(run_dir, console.say)  # of a run that took no step
     return result
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.intervals import mean_of
-from rlhf.base.stored_files import ALARM, METRICS, SAMPLE, GrowingFile
+from rlhf.base.stored_files import ALARMS, METRICS, SAMPLES, GrowingFile, find_entries
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
 from rlhf.report.first_screen import read_verdict
@@ -17,7 +17,7 @@ from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, parse_alarm
-from rlhf.watch.progress import METRICS_FILE, RunProgress, RunState, time_text
+from rlhf.watch.progress import RunProgress, RunState, time_text
 
 TENTHS = 10  # a curve goes from the mean of its first tenth to the mean of its last
 # The result so far of a running job is the first of these metrics that the job has logged.
@@ -48,9 +48,9 @@ class LiveRun:
         self._beside = {"/".join(each.parts[-2:]): read_metric_series(each) for each in beside}
         self.config = read_frozen_keys(folder)
         self.progress = RunProgress(folder)
-        self._metrics = GrowingFile(folder / METRICS_FILE, METRICS)
-        self._samples = GrowingFile(folder / "samples.jsonl", SAMPLE)
-        self._alarms = GrowingFile(folder / "alarms.jsonl", ALARM)
+        self._metrics = METRICS.follow(folder)
+        self._samples = SAMPLES.follow(folder)
+        self._alarms = ALARMS.follow(folder)
         self.curves: dict[str, list[Point]] = {}  # points by metric
         self.first: dict[str, Mapping[str, Any]] = {}  # first answer by prompt
         self.newest: dict[str, Mapping[str, Any]] = {}  # newest answer by prompt
@@ -156,10 +156,9 @@ class LiveSweep:
 
     def poll(self) -> None:
         """Read the lines that the jobs have written since the last call; update ``rows``."""
-        for path in sorted(self.folder.glob(f"*/{FROZEN}")):
-            name, file = path.parent.name, path.parent / METRICS_FILE
-            if name not in self._jobs:
-                self._jobs[name] = (RunProgress(path.parent), GrowingFile(file, METRICS))
+        for job in (path.parent for path in find_entries(self.folder, f"*/{FROZEN}")):
+            if job.name not in self._jobs:
+                self._jobs[job.name] = (RunProgress(job), METRICS.follow(job))
         self.rows = [_read_job_row(name, *job) for name, job in self._jobs.items()]
 
     @property

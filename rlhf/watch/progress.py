@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.stored_files import MEASURED, DamagedFileError, read_json, read_stored_text
+from rlhf.base.stored_files import (
+    MEASURED,
+    METRICS,
+    RESULT,
+    DamagedFileError,
+    read_json,
+    read_stored_text,
+)
 from rlhf.config.choices import Phase
 from rlhf.config.run_dir import LOCK
 from rlhf.report.summary import duration_text
@@ -20,7 +27,6 @@ LONG_SILENT = 300  # seconds without a line after which a run on another machine
 MISSED_STEPS = 10  # a phase is late after the time of so many steps without a line, and at least
 LEAST_LATE = 30  # so many seconds: evaluations and checkpoints take longer than a step
 MOST_SEEN = 50  # number of recent observations over which the pace is averaged
-METRICS_FILE = "metrics.jsonl"
 
 
 class RunState(NamedTuple):
@@ -78,7 +84,7 @@ class RunProgress:
             self._steps[line["phase"]] = line["step"]
             self.latest |= {k: v for k, v in line.items() if "/" in k}
         if lines:
-            self._line_time = time.monotonic() - (_age(self.folder / METRICS_FILE) or 0.0)
+            self._line_time = time.monotonic() - (_age(self.folder / METRICS) or 0.0)
         if self.phase is None or before == (self.phase, self._steps[self.phase]):
             return
         if before[0] != self.phase:
@@ -165,9 +171,9 @@ class RunProgress:
 
     def state(self) -> RunState:
         """Return the state of the run, derived from its result, lock file and last write."""
-        if (self.folder / "result.json").exists():
+        if (self.folder / RESULT).exists():
             return RunState("finished", "finished")
-        written, started = (_age(self.folder / name) for name in (METRICS_FILE, LOCK))
+        written, started = (_age(self.folder / name) for name in (METRICS, LOCK))
         if written is None and started is None:
             return RunState("waiting", "has not started")
         age = (started or 0.0) if written is None else written

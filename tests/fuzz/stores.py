@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.manifest import file_identities
+from rlhf.base.stored_files import file_identities
 from rlhf.config.choices import Phase
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import ConfigError, DataError
+from rlhf.base.stored_files import INPUTS
 from rlhf.config.choices import RewardKind
 from rlhf.config.freeze import (
-    INPUTS,
     apply_resume_overrides,
     load_frozen_config,
     read_command,

@@ -17,7 +17,7 @@ from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.stored_files import METRICS, GrowingFile
+from rlhf.base.stored_files import METRICS
 from rlhf.jobs.search import JOURNAL, RunningTrial, Searcher, _read_result
 from rlhf.jobs.search_command import Dimension, PruneConfig, Search, StudyConfig, write_solutions
 from tests.runs import ROOT, TINY_RUN, launch, new_cache, start
@@ -134,7 +134,7 @@ def test_solutions_are_the_numbers_that_their_runs_had(tmp_path: Path) -> None:
 
 
 def running(made: Searcher, folder: Path) -> RunningTrial:
-    growing = GrowingFile(folder / "metrics.jsonl", METRICS)
+    growing = METRICS.follow(folder)
     return RunningTrial(made._study.ask(), 0, None, folder, growing)  # type: ignore[arg-type]
 
 

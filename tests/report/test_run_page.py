@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CheckpointError
-from rlhf.base.stored_files import METRICS as METRICS_LINE
+from rlhf.base.stored_files import METRICS as METRICS_FILE
 from rlhf.base.stored_files import read_json_lines
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import AlarmName
@@ -338,7 +338,7 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
 ) -> None:
     run_dir = made()
     path = run_dir / "metrics.jsonl"
-    lines = list(read_json_lines(path, METRICS_LINE))
+    lines = list(read_json_lines(path, METRICS_FILE.form))
     for step, line in enumerate(lines):
         line |= {"ppo/kl_to_reference": 0.1 * step, "ppo/score_mean": 0.5, "ppo/eval_kl": 0.1}
         line.pop("ppo/eval_gold", None)

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from rlhf.report.run_page import EVALUATION, MOST_PROMPTS, read_evaluation
+from rlhf.base.stored_files import EVALUATION
+from rlhf.report.run_page import MOST_PROMPTS, read_evaluation
 
 
 def test_the_first_answer_of_each_model_to_the_first_prompts_stands_in_its_column(

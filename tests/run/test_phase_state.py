@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import pickle
 import shutil
@@ -40,7 +41,7 @@ TENSORS = {"weights/a": torch.arange(6.0), "first/a": torch.ones(6), "weights/b"
 
 def write(phase_dir: Path, step: int, *, wanted_bytes: int = 1) -> Path:
     streams = {"model": [(name, 0, tensor) for name, tensor in TENSORS.items()]}
-    state = {"results": {"before": 0.5}, "logs": {}}
+    state = {"results": {"before": 0.5, "spread": math.inf}, "logs": {}}
     write_checkpoint(phase_dir, step, streams, state, wanted_bytes=wanted_bytes)
     return checkpoint_folder(phase_dir, step)
 
@@ -55,12 +56,20 @@ def test_a_checkpoint_without_the_sizes_of_the_logs_is_refused(tmp_path: Path) -
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = load_checkpoint(write(tmp_path, 7))
-    assert (found.step, found.state["results"]) == (7, {"before": 0.5})
+    assert (found.step, found.state["results"]) == (7, {"before": 0.5, "spread": math.inf})
     read = found.build_tensor_reader("model")
     assert read("weights/a", slice(2, 4)).tolist() == [2.0, 3.0]
     assert len(read("weights/b", slice(3, 3))) == 0
     with pytest.raises(CheckpointError, match="model has no weights/c: it is the checkpoint of an"):
         read("weights/c", slice(0, 1))
+
+
+def test_tensors_of_a_link_are_not_read(tmp_path: Path) -> None:
+    """A stranger's checkpoint could bring a model of the reader into an exported model."""
+    mine, folder = write(tmp_path / "mine", 1), write(tmp_path / "run", 1)
+    (folder / "model/more.safetensors").symlink_to(mine / "model/model.safetensors")
+    read = load_checkpoint(folder).build_tensor_reader("model")
+    assert len(read("weights/b", slice(None))) == len(TENSORS["weights/b"])
 
 
 def test_latest_comes_first(tmp_path: Path) -> None:

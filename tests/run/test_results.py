@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from rlhf.run.results import PLAN, read_plan
+from rlhf.base.stored_files import PLAN
+from rlhf.run.results import read_plan
 
 
 def test_a_damaged_plan_is_told_and_not_used(tmp_path: Path) -> None:
@@ -14,5 +15,5 @@ def test_a_damaged_plan_is_told_and_not_used(tmp_path: Path) -> None:
     assert read_plan(tmp_path, said.append) is None
     (warning,) = said
     assert warning.startswith("warning: ")
-    assert PLAN in warning
+    assert PLAN.name in warning
     assert warning.endswith("The run continues without planned values")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.stored_files import METRICS as LINES
-from rlhf.base.stored_files import read_json_lines
+from rlhf.base.stored_files import METRICS as METRICS_FILE
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import load_run
 from rlhf.run.metric_table import METRICS, documented_name
@@ -26,7 +25,7 @@ OF_SINGLE_RESPONSES = {"reward/responses_per_second"}
 
 
 def names(run_dir: Path) -> set[str]:
-    lines = read_json_lines(run_dir / "metrics.jsonl", LINES)
+    lines = METRICS_FILE.read_lines(run_dir)
     return {name for line in lines for name in line} - {"phase", "step"}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from rlhf.base.stored_files import DIGEST, read_json_lines
+from rlhf.base.stored_files import DIGESTS
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.gpu_check.rows import (
@@ -27,7 +27,6 @@ from rlhf.gpu_check.rows import (
     skipped_finding,
 )
 from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_to_end
-from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.options.replay.weight_digests import digest_of_slice
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 
@@ -138,7 +137,7 @@ def differing_digests(run_dir: Path) -> list[str]:
     Compared are the digests of the steps whose checkpoints are still there.
     """
     found = []
-    for line in read_json_lines(run_dir / DIGESTS, DIGEST):
+    for line in DIGESTS.read_lines(run_dir):
         folder = checkpoint_folder(run_dir / line["phase"], line["step"])
         for name, digest in line["weights"].items() if folder.is_dir() else ():
             engine, _, parameter = name.partition("/")

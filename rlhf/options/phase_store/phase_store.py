@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,19 +25,22 @@ from rlhf.base.cpu import cache_folder, read_cpu
 from rlhf.base.errors import CheckpointError
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.hashing import sha256_of
-from rlhf.base.manifest import MANIFEST
+from rlhf.base.stored_files import (
+    MANIFEST,
+    METRICS,
+    SAMPLES,
+    find_entries,
+    folder_size,
+    read_json_object,
+)
 from rlhf.base.trust import is_trusted, keep_others_from_writing, make_own_folder
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.effects import values_that_affect
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.phase_store.keys import Reuse
-from rlhf.run.finished_phase import (
-    copy_phase_lines,
-    link_phase,
-    verify_phase,
-)
-from rlhf.run.results import phase_result_path, read_json_object
+from rlhf.run.finished_phase import copy_phase_lines, link_phase, verify_phase
+from rlhf.run.results import phase_result_path
 
 GIB = 1 << 30
 REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
@@ -81,7 +83,7 @@ def _list_model_files(model: str | None) -> list[tuple[str, int, int]]:
     """Return name, size and modification time of each file of a model folder; [] for a hub id."""
     if not model or not (folder := expand_user_path(model, key="model.path")).is_dir():
         return []
-    files = sorted(each for each in folder.iterdir() if each.is_file())
+    files = [each for each in find_entries(folder, "*") if each.is_file()]
     return [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
 
 
@@ -133,7 +135,7 @@ class PhaseStore:
         make_own_folder(self.folder)
         with replace_atomically(self.folder / key) as building:
             building.mkdir(mode=0o755)
-            for name in ("metrics.jsonl", "samples.jsonl"):
+            for name in (METRICS.name, SAMPLES.name):
                 copy_phase_lines(run_dir, phase, building, name)
             link_phase(run_dir, phase, building, reused_from=str(run_dir.resolve()))
             keep_others_from_writing(building, building / phase, building / phase / MANIFEST)
@@ -141,7 +143,7 @@ class PhaseStore:
 
     def entries(self) -> list[StoredPhase]:
         """Return all stored phases, damaged phases included, the most recently used first."""
-        paths = [each for each in self.folder.glob("[!.]*") if not each.is_symlink()]
+        paths = [each for each in find_entries(self.folder, "[!.]*") if not each.is_symlink()]
         found = [
             _describe_entry(each, phase)
             for each in paths
@@ -182,8 +184,8 @@ class PhaseStore:
 
     def _remove_orphans(self) -> None:
         """Remove the unfinished entries and the locks that killed runs have left."""
-        for path in [*self.folder.glob(".*.building"), *self.folder.glob("*.lock")]:
-            key = path.stem.removeprefix(".")
+        left = find_entries(self.folder, ".*.building") + find_entries(self.folder, "*.lock")
+        for key in (path.stem.removeprefix(".") for path in left):
             if not (self.folder / key).exists():
                 self._remove(key)
 
@@ -207,10 +209,7 @@ def _describe_entry(entry: Path, phase: Phase) -> StoredPhase:
         run = str(read_json_object(phase_result_path(entry, phase)).get("reused_from"))
     except CheckpointError:
         run = "damaged: it is not used"
-    size = used = 0.0
-    for path in (entry, *entry.rglob("*")):
-        with suppress(OSError):  # another process may remove it meanwhile
-            found = path.lstat()
-            size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-            used = used or found.st_mtime
-    return StoredPhase(entry.name, phase, run, int(size), used)
+    used = 0.0
+    with suppress(OSError):  # another process may remove it meanwhile
+        used = entry.lstat().st_mtime
+    return StoredPhase(entry.name, phase, run, folder_size(entry), used)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlhf.base.stored_files import DIGESTS
 from rlhf.config.schema.keys import AT_LEAST_0, key
 
-LOG = "digests.jsonl"  # file in the run directory with the digests
+LOG = DIGESTS.name  # file in the run directory with the digests
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.intervals import mean_with_interval
-from rlhf.base.stored_files import HELD_OUT, read_json
+from rlhf.base.stored_files import HELD_OUT
 from rlhf.config.choices import Phase
 from rlhf.phases.ppo.hooks import ActorVariant, PpoHook
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -43,7 +43,6 @@ class PpoEvaluation:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._file = context.run_dir / "ppo" / "held_out.json"
         self._prompts = HeldOutPrompts(examples, phase_records(context, Phase.ppo).eval)
         self._by_prompt: dict[str, dict[str, list[float]]] = {}
         self._hooks = hooks
@@ -51,7 +50,7 @@ class PpoEvaluation:
 
     def restore_held_out_values(self) -> None:
         """Read the values that an earlier attempt of this phase wrote to ppo/held_out.json."""
-        self._by_prompt = read_json(self._file, HELD_OUT) or {}
+        self._by_prompt = HELD_OUT.read(self._context.run_dir) or {}
 
     def evaluate_for_result(
         self, when: str, *, log: Callable[[dict[str, float]], None] | None = None
@@ -65,7 +64,7 @@ class PpoEvaluation:
         result = evaluation.results(self._context.config, when)
         self._by_prompt[when] = evaluation.by_prompt
         if self._context.ranks.is_main:
-            write_json(self._file, self._by_prompt, indent=None)
+            write_json(self._context.run_dir / HELD_OUT, self._by_prompt, indent=None)
         if log is not None:
             log(evaluation.metrics())
         if when == "after":
