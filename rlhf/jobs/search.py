@@ -26,6 +26,7 @@ from rlhf.base.finite_numbers import restore_nan
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.stored_files import (
     METRICS,
+    RESULT,
     DamagedFileError,
     GrowingFile,
     read_bytes,

@@ -7,12 +7,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlhf.config.choices import Phase
+from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
-from rlhf.options.lora.keys import LORA_ROLES, LoraRole
+from rlhf.options.lora.keys import LoraRole
 from rlhf.plan.savings import Saving
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
+
+LORA_ROLES = {  # each trained model's name in lora.roles
+    Role.sft: LoraRole.sft,
+    Role.reward_training: LoraRole.reward,
+    Role.actor: LoraRole.actor,
+    Role.critic: LoraRole.critic,
+}
 
 RANK = 16  # lora.rank of the presets lora=default and lora=all
 ROLES = {  # the models that each phase trains

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlhf.config.roles import Role
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
@@ -25,14 +24,6 @@ class LoraRole(StrEnum):
     reward = "reward"
     actor = "actor"
     critic = "critic"
-
-
-LORA_ROLES = {  # each trained model's name in lora.roles
-    Role.sft: LoraRole.sft,
-    Role.reward_training: LoraRole.reward,
-    Role.actor: LoraRole.actor,
-    Role.critic: LoraRole.critic,
-}
 
 
 class LoraExport(StrEnum):

@@ -27,7 +27,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.adapter_folders import ADAPTER, PREFIX, load_adapter_weights
 from rlhf.models.pretrained import Adapter, find_adapter_chain
 from rlhf.models.sources import ModelSource, config_fields
-from rlhf.options.lora.keys import LORA_ROLES, LoraConfig, LoraExport
+from rlhf.options.lora.costs import LORA_ROLES
+from rlhf.options.lora.keys import LoraConfig, LoraExport
 from rlhf.phases.shared.exporting import Export
 from rlhf.run.model_folder import tensors_to_save
 
