@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,15 @@ import torch
 from rlhf.base.errors import RolloutError
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import current_ranks
-from rlhf.gpu_check import collectives, runs
-from rlhf.gpu_check.parts import decoders, memory, pipelines, resume, vllm
-from rlhf.gpu_check.processes import PARTS
+from rlhf.gpu_check import collectives, decoders, memory, pipelines, resume, rollouts, runs
 from rlhf.gpu_check.rows import (
     CheckPart,
-    CheckSetting,
     RowVerdict,
     Size,
+    Task,
     measure_row,
-    measured_finding,
+    measured_row,
+    read_parts,
 )
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.completion import build_new_config
@@ -178,8 +178,8 @@ def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
         (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
         return EndedRun(run_dir=run_dir, code=0, output="", seconds=1.0)
 
-    monkeypatch.setattr(vllm, "run_to_end", run)
-    found = vllm._check_server(tmp_path)
+    monkeypatch.setattr(rollouts, "run_to_end", run)
+    found = rollouts._check_server(tmp_path)
     assert found.figure == "0.0300 nats"
     assert found.verdict is RowVerdict.failed
     assert f"model.path={model}" in started[1]
@@ -208,13 +208,18 @@ def test_engines_are_resumed_in_the_precision_of_the_gpu(
 ) -> None:
     monkeypatch.setattr(pipelines, "resolve_dtype", lambda *_: dtype)
     monkeypatch.setattr(resume, "_compare_with_killed_run", lambda *_: None)
-    setting = CheckSetting(part="resume", folder=tmp_path, size=Size.full)
-    assert [task.what for task in resume.tasks(setting)] == engines
+    assert [what for what, _ in resume.check_resume(tmp_path, Size.full)] == engines
 
 
-def test_every_part_has_its_module() -> None:
-    for part in PARTS:
-        assert callable(import_module(f"rlhf.gpu_check.parts.{part.module}").tasks)
+PARTS = read_parts()
+
+
+def tasks_of(part: CheckPart) -> Callable[[Path, Size], Iterator[Task]]:
+    return getattr(import_module(f"rlhf.gpu_check.{part.module}"), f"check_{part.name}")
+
+
+def test_every_part_has_its_function() -> None:
+    assert all(callable(tasks_of(part)) for part in PARTS)
 
 
 def test_remedies_are_keys_of_a_run(compose: Compose) -> None:
@@ -238,12 +243,11 @@ def test_launch_options_of_a_part_are_accepted(
 
     monkeypatch.setattr(runs, "_run_launcher", run_launcher)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(pipelines, "_check_collectives", measured_finding)
-    monkeypatch.setattr(vllm, "which", str)
+    monkeypatch.setattr(pipelines, "_check_collectives", measured_row)
+    monkeypatch.setattr(rollouts, "which", str)
     if part.name not in ("machine", "kernels", "decoders"):
-        setting = CheckSetting(part=part.name, folder=tmp_path, size=Size.full)
-        for task in import_module(f"rlhf.gpu_check.parts.{part.module}").tasks(setting):
-            measure_row(task)
+        for task in tasks_of(part)(tmp_path, Size.full):
+            measure_row(*task)
         assert started
     for words in started:
         if not any(word.startswith("model.path=/") for word in words):  # that run trains it first

@@ -127,8 +127,7 @@ def test_no_file_name_stands_twice() -> None:
     assert not repeated(file_names(FILES))
 
 
-# Entry points, and the interface of a part of gpu_check.
-SAME_EVERYWHERE = {"main", "tasks"}
+SAME_EVERYWHERE = {"main"}  # entry points
 
 
 def test_no_public_name_stands_twice() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf.engine import split_adamw as lean_adamw
 from rlhf.engine.masters import AdamwScalars, SplitState
 from rlhf.engine.split_adamw import TorchAdamw
-from rlhf.gpu_check.parts import kernels as gpu_check_kernels
+from rlhf.gpu_check import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.options.average import moving_average
 from rlhf.options.gpu_kernels import adamw_gpu, adamw_triton, kernels

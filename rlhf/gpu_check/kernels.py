@@ -9,20 +9,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain, cycle, product
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.gpu_check.parts.decoders import NAMES
-from rlhf.gpu_check.rows import (
-    SHAPES,
-    CheckSetting,
-    Finding,
-    Task,
-    checked_finding,
-    skipped_finding,
-)
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row, skipped_row
 from rlhf.options import kernels_for
 from rlhf.options.checked_kernels import (
     SCALARS,
@@ -34,35 +29,29 @@ from rlhf.options.checked_kernels import (
 from rlhf.options.kernel_checks import Pairs, replaced_kernels
 
 GPU = torch.device("cuda", 0)
+SHAPES: Mapping[str, Any] = read_yaml_beside(__file__, "shapes.yaml")
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 REPEATS = 10
 FEW = 256  # rows to compare: fp64 copies of more rows may not fit into the GPU's memory
 # Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def tasks(setting: CheckSetting) -> Iterator[Task]:
+def check_kernels(_: Path, size: Size) -> Iterator[Task]:
     """Yield a task for each kernel, shape and precision."""
-    sizes = SHAPES["kernels"][setting.size]
-    for tokens, vocabulary in sizes["logits"]:
-        for dtype in (torch.bfloat16, torch.float32):
-            yield Task(
-                f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}",
-                partial(_check_logprobs, tokens, vocabulary, dtype),
-            )
-    for cache in sizes["caches"]:
-        rows, heads, kv_heads, size, columns = cache
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            gib = 2 * rows * kv_heads * columns * size * dtype.itemsize / 2**30
-            yield Task(
-                f"attention, {rows} rows, {heads}/{kv_heads} heads of {size}, KV cache "
-                f"{gib:.2g} GiB, {NAMES[dtype]}",
-                partial(_check_attention, cache, dtype),
-            )
-    for moments in (torch.float32, torch.bfloat16):
-        yield Task(
-            f"AdamW, moments in {NAMES[moments]}",
-            partial(_check_adamw, sizes["weights"], moments),
-        )
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    sizes = SHAPES["kernels"][size]
+    for (tokens, vocabulary), dtype in product(sizes["logits"], (bf16, fp32)):
+        name = f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}"
+        yield name, partial(_check_logprobs, tokens, vocabulary, dtype)
+    for cache, dtype in product(sizes["caches"], (bf16, fp16, fp32)):
+        rows, heads, kv_heads, head, columns = cache
+        gib = 2 * rows * kv_heads * columns * head * dtype.itemsize / 2**30
+        name = f"{rows} rows, {heads}/{kv_heads} heads of {head}, KV cache {gib:.2g} GiB"
+        yield f"attention, {name}, {NAMES[dtype]}", partial(_check_attention, cache, dtype)
+    for moments in (fp32, bf16):
+        check = partial(_check_adamw, sizes["weights"], moments)
+        yield f"AdamW, moments in {NAMES[moments]}", check
 
 
 def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False) -> float:
@@ -90,11 +79,11 @@ def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False)
     return (time.perf_counter() - began) / REPEATS
 
 
-def _replaced_finding(name: str) -> Finding:
+def _replaced_finding(name: str) -> CheckRow:
     """Return why torch replaces a kernel: it was wrong, or it does not run here."""
     line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
     is_wrong = "its error is" in line
-    return checked_finding(False, line, "as torch") if is_wrong else skipped_finding(line)
+    return checked_row(False, line, "as torch") if is_wrong else skipped_row(line)
 
 
 def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
@@ -108,11 +97,11 @@ def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
 
 def _build_finding(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
-) -> Finding:
+) -> CheckRow:
     """Return a finding with errors and bandwidth; it passes if no error exceeds ``allowed``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
-    return checked_finding(
+    return checked_row(
         all(errors[name] <= bound for name, bound in allowed.items()),
         f"{shown}; {1e3 * seconds:.2f} ms, {moved / seconds / 1e9:,.0f} GB/s",
         f"relative errors up to {bounds}",
@@ -123,7 +112,7 @@ def _build_finding(
 
 
 @torch.no_grad()
-def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding:
+def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRow:
     logits_NV = torch.empty(tokens, vocabulary, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").logprobs_kernel(logits_NV)) is None:
         return _replaced_finding("log-probs")
@@ -138,7 +127,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
 
 
 @torch.no_grad()
-def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
+def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     rows, heads, kv_heads, size, columns = cache
     kv_cache = torch.zeros(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
@@ -157,7 +146,7 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
 
 
 @torch.no_grad()
-def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> Finding:
+def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> CheckRow:
     load = partial(kernels_for("cuda").adamw_kernel, sizes, GPU, moments)
     if (table := load()) is None:
         return _replaced_finding("AdamW")
