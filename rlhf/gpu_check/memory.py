@@ -19,7 +19,7 @@ from rlhf.base.errors import USER_ERROR
 from rlhf.config.freeze import load_frozen_config, load_run
 from rlhf.config.machine_rates import GIB
 from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row
-from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, planned_gib, run_to_end
+from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, expand_words, planned_gib, run_to_end
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.tracker import Tracker
@@ -31,12 +31,6 @@ LEAST, MOST, SPARE = 0.7, 1.05, 0.1
 STEPS, KNOWN, SLACK = 6, 2, 1 << 16
 SHARE = 0.6  # share of the memory planned for SFT that torch may use in the part ``oom``
 RETRIED = "continuing with smaller micro-batches"
-# Batch sizes whose activations need most of the memory, so that halving a micro-batch helps.
-BATCH = {Size.tiny: 64, Size.full: 1024}
-SIZES = {
-    Size.tiny: "data.size=400 model.architecture.hidden_size=64",
-    Size.full: "data.size=8000 model.architecture.hidden_size=512",
-}
 
 
 class LiveMemory(Tracker):
@@ -118,34 +112,30 @@ def _check_growth(run_dir: Path) -> CheckRow:
 
 def check_oom(folder: Path, size: Size) -> Iterator[Task]:
     """Yield two tasks: the run that must be retried, and the run that must end with an error."""
-    batch = BATCH[size]
-    words = f"RETRIED {SIZES[size]} sft.batch_size={batch} sft.micro_batch_size={batch}"
-    started = {
-        on_oom: SIDE_BY_SIDE.submit(
-            run_to_end, folder / on_oom, f"{words} hardware.on_oom={on_oom}"
-        )
+    words = RUNS["oom"][size]
+    retried, stopped = (
+        SIDE_BY_SIDE.submit(run_to_end, folder / on_oom, f"{words} hardware.on_oom={on_oom}")
         for on_oom in ("reduce_micro_batch", "stop")
-    }
-    for (on_oom, run), judge in zip(started.items(), (_check_retry, _check_error), strict=True):
-        yield f"hardware.on_oom={on_oom}", partial(judge, run, batch)
+    )
+    yield "hardware.on_oom=reduce_micro_batch", partial(_check_retry, retried)
+    (batch,) = (word for word in expand_words(words) if word.startswith("sft.micro_batch_size="))
+    yield "hardware.on_oom=stop", partial(_check_error, stopped, batch)
 
 
-def _check_retry(run: Future[EndedRun], before: int) -> CheckRow:
+def _check_retry(run: Future[EndedRun]) -> CheckRow:
     ended = run.result()
-    after = load_frozen_config(ended.finished_dir).sft.micro_batch_size
-    times = ended.output.count(RETRIED)
+    sft, times = load_frozen_config(ended.finished_dir).sft, ended.output.count(RETRIED)
     return checked_row(
-        times > 0 and after is not None and after < before,
-        f"retried {times} times; micro-batch {before} became {after}",
+        times > 0 and sft.micro_batch_size is not None and sft.micro_batch_size < sft.batch_size,
+        f"retried {times} times; micro-batch {sft.batch_size} became {sft.micro_batch_size}",
         "at least one retry, and an end",
         retries=times,
-        micro_batch=after or 0,
+        micro_batch=sft.micro_batch_size or 0,
     )
 
 
-def _check_error(run: Future[EndedRun], micro_batch: int) -> CheckRow:
-    ended = run.result()
-    begin = f"sft: out of memory with sft.micro_batch_size={micro_batch}"
+def _check_error(run: Future[EndedRun], batch: str) -> CheckRow:
+    ended, begin = run.result(), f"sft: out of memory with {batch}"
     return checked_row(
         ended.code == USER_ERROR and ended.last_line.startswith(begin),
         f"exit code {ended.code}: {ended.last_line}",
