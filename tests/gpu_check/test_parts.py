@@ -143,26 +143,19 @@ def test_memory_that_grows_with_every_step(
     assert found.figure.startswith("2.000 GiB after step 2, ")
 
 
-SERVER = """#!{python}
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{{"weight_version": "1"}}')
-
-
-assert sys.argv[1:3] == ["serve", "{model}"]
-HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+# Serves the file weight_info; its last argument is the port.
+SERVER = """#!/bin/sh
+test "$1 $2" = "serve {model}" || exit 1
+for port; do :; done
+exec {python} -m http.server --bind 127.0.0.1 --directory {folder} "$port"
 """
 
 
 def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "sft" / "sft" / "model"
-    (tmp_path / "vllm").write_text(SERVER.format(python=sys.executable, model=model))
+    server = SERVER.format(python=sys.executable, model=model, folder=tmp_path)
+    (tmp_path / "weight_info").write_text('{"weight_version": "1"}')
+    (tmp_path / "vllm").write_text(server)
     (tmp_path / "vllm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     started = []
@@ -173,7 +166,6 @@ def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
             url = words[-1].removeprefix("rollout.server.url=")
             assert VllmClient(url, timeout=1.0).fetch_weight_version() == "1"
         run_dir.mkdir()
-        (run_dir / "result.json").write_text(json.dumps({"phases": {}}))
         line = {"phase": "ppo", "step": 1, "ppo/logprob_mismatch": 0.03}
         (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
         return EndedRun(run_dir=run_dir, code=0, output="", seconds=1.0)
@@ -188,11 +180,9 @@ def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
-    names = list(pipelines.words_by_run("pipelines"))
-    assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
-    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 3, fp16"} <= set(
-        names
-    )
+    names = set(pipelines.words_by_run("pipelines"))
+    assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= names
+    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 3, fp16"} <= names
     assert all(Dtype(name.rpartition(" ")[2]) for name in names)
 
 
