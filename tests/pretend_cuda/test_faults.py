@@ -41,6 +41,12 @@ def test_softmax_from_fp16_to_fp32_in_one_operation() -> None:
     torch.testing.assert_close(there_BI.grad.cpu(), plain_BI.grad.half())
 
 
+def test_products_do_not_read_past_a_row(gpu: Gpu) -> None:
+    """A CPU's product of bf16 does, if the row's length is odd, and there is NaN."""
+    rows = torch.empty(37, 304, dtype=torch.bfloat16, device="cuda")[:, :293].fill_(1.0)
+    assert not (rows @ torch.ones(293, 32, dtype=torch.bfloat16, device="cuda")).isnan().any()
+
+
 def test_outside_a_test_of_it_there_is_no_gpu() -> None:
     assert not torch.cuda.is_available()
     assert torch.accelerator.current_accelerator(check_available=True) is None
