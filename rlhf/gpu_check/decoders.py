@@ -58,8 +58,8 @@ def _check_decoder(name: str, dtype: torch.dtype, *, has_graphs: bool) -> CheckR
         parameter.data = home.copy_(parameter.data)
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     responses = _generate_responses(model, dtype, draws_NT, has_graphs)
-    found = [_measure_distances(model, each, draws_NT[each.index]) for each in responses]
-    apart_N, outside_N, std_N = torch.cat(found, dim=1)
+    distances = [_measure_distances(model, each, draws_NT[each.index]) for each in responses]
+    apart_N, outside_N, std_N = torch.cat(distances, dim=1)
     # Log-probs that differ by d move the CDF by up to exp(d) - 1, about d.
     is_right = (apart_N <= tolerance) & (outside_N <= tolerance * std_N.min())  # False for NaN
     equal, tokens, worst = int((outside_N == 0).sum()), len(apart_N), float(apart_N.max())

@@ -116,7 +116,7 @@ def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype:
 
 def score_tolerance(there: Losses, here: Losses) -> float:
     """Return the largest difference of two mean scores that sampling noise explains."""
-    variances = [each.get(SCORE_STD, 0.0) ** 2 / RESPONSES for each in (there, here)]
+    variances = [losses.get(SCORE_STD, 0.0) ** 2 / RESPONSES for losses in (there, here)]
     return ERRORS * math.sqrt(sum(variances))
 
 
@@ -124,8 +124,8 @@ def losses_agree(there: Losses, here: Losses, share: float) -> bool:
     """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
     allowed = {name: share * value for name, value in here.items()}
     allowed["ppo/score_mean"] = score_tolerance(there, here)
-    found = [name for name in LOSSES if name in here]
-    return all(abs(there.get(each, math.nan) - here[each]) <= allowed[each] for each in found)
+    names = [name for name in LOSSES if name in here]
+    return all(abs(there.get(name, math.nan) - here[name]) <= allowed[name] for name in names)
 
 
 def _describe_losses(losses: Losses) -> str:
@@ -137,7 +137,7 @@ def differing_digests(run_dir: Path) -> list[str]:
 
     Compared are the digests of the steps whose checkpoints are still there.
     """
-    found = []
+    differing = []
     for line in read_json_lines(run_dir / DIGESTS, DIGEST):
         folder = checkpoint_folder(run_dir / line["phase"], line["step"])
         for name, digest in line["weights"].items() if folder.is_dir() else ():
@@ -145,8 +145,8 @@ def differing_digests(run_dir: Path) -> list[str]:
             read = load_checkpoint(folder).build_tensor_reader(engine)
             stored = int(digest_of_slice(read(f"weights/{parameter}", slice(None)), 0))
             if digest != f"{stored % 2**64:016x}":
-                found.append(f"{line['phase']}/{name}")
-    return found
+                differing.append(f"{line['phase']}/{name}")
+    return differing
 
 
 def _check_collectives(ranks: int) -> CheckRow:
@@ -155,5 +155,5 @@ def _check_collectives(ranks: int) -> CheckRow:
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=limit_of_run(), check=False
     )
-    found = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
-    return checked_row(not ended.returncode, found, "exact sums, maxima and order of ranks")
+    printed = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
+    return checked_row(not ended.returncode, printed, "exact sums, maxima and order of ranks")
