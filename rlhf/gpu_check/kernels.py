@@ -79,7 +79,7 @@ def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False)
     return (time.perf_counter() - began) / REPEATS
 
 
-def _replaced_finding(name: str) -> CheckRow:
+def _replaced_row(name: str) -> CheckRow:
     """Return why torch replaces a kernel: it was wrong, or it does not run here."""
     line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
     is_wrong = "its error is" in line
@@ -95,10 +95,10 @@ def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
     return {name: float(torch.stack(each).max()) for name, each in found.items()}  # keeps NaN
 
 
-def _build_finding(
+def _build_row(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
 ) -> CheckRow:
-    """Return a finding with errors and bandwidth; it passes if no error exceeds ``allowed``."""
+    """Return a row with errors and bandwidth; it passes if no error exceeds ``allowed``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
     return checked_row(
@@ -115,7 +115,7 @@ def _build_finding(
 def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRow:
     logits_NV = torch.empty(tokens, vocabulary, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").logprobs_kernel(logits_NV)) is None:
-        return _replaced_finding("log-probs")
+        return _replaced_row("log-probs")
     torch.manual_seed(1)
     names = ("log-sum-exp", "entropy", "logit", "gradient")
     errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, few=FEW))
@@ -123,7 +123,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRo
     reduce = partial(kernel.reduce_logits, logits_NV.normal_(), ids_N, scale=1.0)
     seconds = _seconds_per_launch(partial(reduce, outs=tuple(outs.to(GPU))))
     allowed = dict.fromkeys(names, ROUNDING[torch.float32]) | {"gradient": ROUNDING[dtype]}
-    return _build_finding(errors, allowed, seconds, logits_NV.nbytes)
+    return _build_row(errors, allowed, seconds, logits_NV.nbytes)
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     rows, heads, kv_heads, size, columns = cache
     kv_cache = torch.zeros(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
-        return _replaced_finding("attention")
+        return _replaced_row("attention")
     torch.manual_seed(1)
     names = ("stored token", "output")
     errors = _worst_errors(cycle(names), compare_attention(kv_cache, heads // kv_heads, kernel))
@@ -142,14 +142,14 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     launch = partial(kernel, query, key, value, kv_cache, positions_B)
     seconds = _seconds_per_launch(launch, in_graph=True)
     allowed = dict(zip(names, (0.0, ROUNDING[dtype]), strict=True))
-    return _build_finding(errors, allowed, seconds, moved)
+    return _build_row(errors, allowed, seconds, moved)
 
 
 @torch.no_grad()
 def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> CheckRow:
     load = partial(kernels_for("cuda").adamw_kernel, sizes, GPU, moments)
     if (table := load()) is None:
-        return _replaced_finding("AdamW")
+        return _replaced_row("AdamW")
     torch.manual_seed(1)
     names = chain(["norm"], cycle(("weights", "first moment", "second moment")))
     errors = _worst_errors(names, compare_adamw(load, sizes, GPU, moments, table))
@@ -157,4 +157,4 @@ def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> CheckRow:
     step = partial(table.step, *random_states(sizes, GPU, moments), [SCALARS] * len(sizes))
     # Bytes: a gradient is read; weights and moments are read and written.
     per_weight = 2 + 2 * (4 + 2 * moments.itemsize)
-    return _build_finding(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))
+    return _build_row(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))
