@@ -8,28 +8,25 @@ written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong op
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.user_paths import expand_user_path
-from rlhf.gpu_check.processes import BY_NAME, PARTS, run_part
+from rlhf.gpu_check.processes import run_part
 from rlhf.gpu_check.rows import (
     PAGE,
-    CheckPart,
     CheckResults,
-    CheckRow,
-    PartResult,
     Size,
     advice,
-    expected_suffix,
+    read_parts,
     results_as_json,
     write_results,
 )
@@ -39,10 +36,8 @@ from rlhf.runtime.launch_mode import require_launch_script
 FAILED = 1
 
 
-def run_check(
-    folder: Path, parts: Sequence[CheckPart], *, seconds: float, size: Size, command: str
-) -> Result:
-    """Run ``parts``, print their rows, write all results after each part; return all results.
+def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) -> Result:
+    """Run the parts of ``check``, print their rows, write all results after each; return them.
 
     Raises:
         ConfigError: if ``folder`` is not empty.
@@ -53,21 +48,14 @@ def run_check(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    done: list[PartResult] = []
-    end, started = time.monotonic() + seconds, datetime.now().isoformat(" ", timespec="seconds")
-
-    def print_row(row: CheckRow) -> None:
-        shown = f"{row.figure}{expected_suffix(row)} [{row.seconds:.1f} s]"
-        console.say(f"  {row.verdict:8} {row.what}: {shown}")
-
-    for part in parts:
+    console, end = Console(), time.monotonic() + seconds
+    for part in check.parts:
         console.say(part.title)
         began = time.monotonic()
-        rows = run_part(part, folder / part.name, size, end - began, print_row)
-        done.append(PartResult(part=part, rows=rows, seconds=time.monotonic() - began))
-        waiting = [each.name for each in parts[len(done) :]]
-        check = CheckResults(started=started, command=command, parts=done, waiting=waiting)
+        with closing(run_part(part, folder / part.name, size, end - began)) as rows:
+            for row in rows:
+                console.say(f"  {row.verdict:8} {row.what}: {row.text} [{row.seconds:.1f} s]")
+        part.seconds = time.monotonic() - began
         write_results(folder, check)
     console.say(advice(check))
     console.say(f"wrote {folder / PAGE}")
@@ -87,24 +75,28 @@ def require_gpu() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the check that the command describes; return the exit code."""
+    parts = read_parts()
     parser = build_command_parser("rlhf.gpu_check", __doc__, has_json=True)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
-    parser.add_argument("--only", nargs="+", metavar="PART", choices=list(BY_NAME))
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in parts])
     parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
     parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
     options = parser.parse_args(arguments)
-    command = shlex.join(["python", "-m", "rlhf.gpu_check", *arguments])
-    return run_to_exit_code(lambda: _run_with_options(options, command), as_json=options.json)
 
+    def check_gpu() -> Result:
+        if not options.minutes > 0:
+            raise ConfigError(f"--minutes {options.minutes}: must be above 0")
+        now = datetime.now()
+        out = f"runs/gpu_check/{now:%Y-%m-%d_%H-%M-%S}" if options.out is None else options.out
+        check = CheckResults(
+            started=now.isoformat(" ", timespec="seconds"),
+            command=shlex.join(["python", "-m", "rlhf.gpu_check", *arguments]),
+            parts=[part for part in parts if options.only is None or part.name in options.only],
+        )
+        folder = expand_user_path(out, key="OUT_FOLDER").resolve()
+        return run_check(folder, check, seconds=60 * options.minutes, size=options.size)
 
-def _run_with_options(options: argparse.Namespace, command: str) -> Result:
-    if not options.minutes > 0:
-        raise ConfigError(f"--minutes {options.minutes}: must be above 0")
-    now = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    out = f"runs/gpu_check/{now}" if options.out is None else options.out
-    folder, seconds = expand_user_path(out, key="OUT_FOLDER").resolve(), 60 * options.minutes
-    parts = [part for part in PARTS if options.only is None or part.name in options.only]
-    return run_check(folder, parts, seconds=seconds, size=options.size, command=command)
+    return run_to_exit_code(check_gpu, as_json=options.json)
 
 
 if __name__ == "__main__":

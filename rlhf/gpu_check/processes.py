@@ -10,22 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import GrowingFile
 from rlhf.gpu_check.rows import (
     CheckPart,
     CheckRow,
-    CheckSetting,
     RowVerdict,
     Size,
     measure_and_write_rows,
+    read_parts,
 )
 from rlhf.jobs.sweep_jobs import PARENT, end_with_parent
 
@@ -33,45 +32,22 @@ LOG, ROWS = "log.txt", "rows.jsonl"
 MODULE = "rlhf.gpu_check.processes"
 PAUSE = 0.1  # seconds between two reads of the rows
 LEAST_FREE = 8 << 30  # bytes of GPU memory that must be free for models of full size
-# The parts, in the order in which they run.
-PARTS = [
-    CheckPart(**{"name": name, "module": name} | part)
-    for name, part in read_yaml_beside(__file__, "parts.yaml").items()
-]
-BY_NAME = {part.name: part for part in PARTS}
 
 
 def run_part(
-    part: CheckPart,
-    folder: Path,
-    size: Size,
-    seconds: float,
-    show: Callable[[CheckRow], None],
-    module: str = MODULE,
-) -> Sequence[CheckRow]:
-    """Run ``part`` in a new ``folder``; pass each row to ``show`` when it appears; return all rows.
+    part: CheckPart, folder: Path, size: Size, seconds: float, module: str = MODULE
+) -> Generator[CheckRow, None, None]:
+    """Run ``part`` in a new ``folder``; add each row to the part's and yield it when it appears.
 
     If the process crashes, or still runs after ``seconds``, a failed row with the reason follows.
     """
-    shown: list[CheckRow] = []
-    file, began = GrowingFile(folder / ROWS, object), time.monotonic()
-
-    def show_row(row: CheckRow) -> None:
-        shown.append(row)
-        show(row)
-
-    def show_new_rows() -> None:
-        for value in file.read().values:
-            show_row(CheckRow(**value | {"verdict": RowVerdict(value["verdict"])}))
-
-    def show_failure(figure: str, what: str) -> None:
-        failed, took = RowVerdict.failed, time.monotonic() - began
-        show_row(CheckRow(what=what, figure=figure, verdict=failed, seconds=took))
-
+    began = time.monotonic()
     if seconds <= 0:
-        show_failure("no time was left for it; `--only` runs it alone", f"--minutes, {part.name}")
-        return shown
+        why = "no time was left for it; `--only` runs it alone"
+        yield _add_failed_row(part, f"--minutes, {part.name}", why, began)
+        return
     folder.mkdir()
+    file = GrowingFile(folder / ROWS, object)
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, part.name, str(folder), size],
@@ -80,32 +56,38 @@ def run_part(
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a new process group, so that killpg ends children too
         )
-        try:
-            while process.poll() is None and time.monotonic() < began + seconds:
-                time.sleep(PAUSE)
-                show_new_rows()
-            is_late = process.poll() is None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    show_new_rows()
-    if (why := _describe_abnormal_end(process.returncode, is_late, seconds, shown)) is not None:
-        show_failure(f"{why}; see {folder / LOG}", "the part's process")
-    return shown
-
-
-def _describe_abnormal_end(
-    code: int, is_late: bool, seconds: float, rows: Sequence[CheckRow]
-) -> str | None:
-    """Return why the process of a part failed or has no rows; None if it ended as expected."""
+    try:
+        while process.poll() is None and time.monotonic() < began + seconds:
+            time.sleep(PAUSE)
+            yield from _add_new_rows(part, file)
+        is_late = process.poll() is None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    yield from _add_new_rows(part, file)
     if is_late:
-        return f"no end in {seconds / 60:.1f} minutes, so it was killed"
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    if code:
-        return f"exit code {code}"
-    return None if rows else "it measured nothing"
+        why = f"no end in {seconds / 60:.1f} minutes, so it was killed"
+    elif code < 0:
+        why = f"ended by {signal.Signals(-code).name}"
+    elif code or not part.rows:
+        why = f"exit code {code}" if code else "it measured nothing"
+    else:
+        return
+    yield _add_failed_row(part, "the part's process", f"{why}; see {folder / LOG}", began)
+
+
+def _add_new_rows(part: CheckPart, file: GrowingFile) -> Iterator[CheckRow]:
+    for value in file.read().values:
+        row = CheckRow(**value | {"verdict": RowVerdict(value["verdict"])})
+        part.rows.append(row)
+        yield row
+
+
+def _add_failed_row(part: CheckPart, what: str, figure: str, began: float) -> CheckRow:
+    failed, took = RowVerdict.failed, time.monotonic() - began
+    part.rows.append(CheckRow(what=what, figure=figure, verdict=failed, seconds=took))
+    return part.rows[-1]
 
 
 def main(name: str, folder: Path, size: Size) -> None:
@@ -113,9 +95,9 @@ def main(name: str, folder: Path, size: Size) -> None:
     end_with_parent()
     if size is Size.full and torch.cuda.mem_get_info()[0] < LEAST_FREE:
         size = Size.tiny
-    module = import_module(f"rlhf.gpu_check.parts.{BY_NAME[name].module}")
-    setting = CheckSetting(part=name, folder=folder, size=size)
-    measure_and_write_rows(folder / ROWS, module.tasks(setting))
+    (module,) = (part.module for part in read_parts() if part.name == name)
+    tasks = getattr(import_module(f"rlhf.gpu_check.{module}"), f"check_{name}")
+    measure_and_write_rows(folder / ROWS, tasks(folder, size))
 
 
 if __name__ == "__main__":

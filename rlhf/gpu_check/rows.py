@@ -6,12 +6,12 @@ import faulthandler
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import RlhfError
@@ -24,7 +24,6 @@ from rlhf.run.results import write_json
 CARD = "card"  # the row of the part "machine" that names the GPU
 QUIET = 720.0  # seconds in which a part must measure a row or start a run
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
-SHAPES: Mapping[str, Any] = read_yaml_beside(__file__, "shapes.yaml")
 
 
 class Size(StrEnum):
@@ -32,32 +31,6 @@ class Size(StrEnum):
 
     full = "full"
     tiny = "tiny"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckPart:
-    """A part of the check: its module in ``parts``, its title and description."""
-
-    name: str
-    title: str
-    about: str
-    module: str
-    remedies: Mapping[str, str] = field(default_factory=dict)
-    """Overrides of launch.py that avoid what failed, by words in the failed row's name."""
-
-    def find_remedy(self, row: CheckRow) -> str:
-        """Return the overrides that avoid what failed in ``row``."""
-        found = (text for words, text in self.remedies.items() if words in row.what)
-        return next(found, f"nothing helps against {self.title}, {row.what}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckSetting:
-    """The settings with which a part runs: its name, its folder, and the size of its models."""
-
-    part: str
-    folder: Path
-    size: Size
 
 
 class RowVerdict(StrEnum):
@@ -75,44 +48,41 @@ MARKS = {RowVerdict.passed: "✓ passed", RowVerdict.failed: "**✗ failed**"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CheckRow:
     """The result of one task: ``figure``, a text for readers, and ``numbers`` for programs."""
 
     figure: str
     expected: str = ""
     verdict: RowVerdict
     numbers: Mapping[str, float] = field(default_factory=dict)
+    what: str = ""
+    """The name of the task, which ``measure_row`` adds, as it does the seconds."""
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Return the figure, and what was expected instead, if anything was."""
+        return f"{self.figure} (expected: {self.expected})" if self.expected else self.figure
 
 
-class Task(NamedTuple):
-    """One measurement of a part; an exception in ``measure`` becomes a failed row."""
-
-    what: str
-    measure: Callable[[], Finding]
+# The name of one measurement of a part, and its function; an exception becomes a failed row.
+Task = tuple[str, Callable[[], CheckRow]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckRow(Finding):
-    """A finding, with the name of its task and the seconds that the task took."""
-
-    what: str
-    seconds: float
-
-
-def checked_finding(is_right: bool, figure: str, expected: str, **numbers: float) -> Finding:
-    """Return a finding that passed if ``is_right``, and failed otherwise."""
+def checked_row(is_right: bool, figure: str, expected: str, **numbers: float) -> CheckRow:
+    """Return a row that passed if ``is_right``, and failed otherwise."""
     verdict = RowVerdict.passed if is_right else RowVerdict.failed
-    return Finding(figure=figure, expected=expected, verdict=verdict, numbers=numbers)
+    return CheckRow(figure=figure, expected=expected, verdict=verdict, numbers=numbers)
 
 
-def measured_finding(figure: str, **numbers: float) -> Finding:
-    """Return a finding that only reports a figure, without an expected value."""
-    return Finding(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
+def measured_row(figure: str, **numbers: float) -> CheckRow:
+    """Return a row that only reports a figure, without an expected value."""
+    return CheckRow(figure=figure, verdict=RowVerdict.measured, numbers=numbers)
 
 
-def skipped_finding(figure: str, expected: str = "") -> Finding:
-    """Return the finding of a skipped task; ``figure`` says why the task cannot run here."""
-    return Finding(figure=figure, expected=expected, verdict=RowVerdict.skipped)
+def skipped_row(figure: str, expected: str = "") -> CheckRow:
+    """Return the row of a skipped task; ``figure`` says why the task cannot run here."""
+    return CheckRow(figure=figure, expected=expected, verdict=RowVerdict.skipped)
 
 
 def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
@@ -121,7 +91,7 @@ def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
     with closing(JsonlWriter(path)) as writer:
         extend_deadline()
         for task in tasks:
-            writer.write(asdict(measure_row(task)))
+            writer.write(asdict(measure_row(*task)))
             extend_deadline()
 
 
@@ -133,25 +103,32 @@ def extend_deadline(seconds: float = 0.0) -> None:
     faulthandler.dump_traceback_later(max(QUIET, seconds), exit=True)
 
 
-def measure_row(task: Task) -> CheckRow:
-    """Measure ``task``; return its row, which is a failed row if ``task.measure`` raises."""
+def measure_row(what: str, measure: Callable[[], CheckRow]) -> CheckRow:
+    """Return the row of the task ``what``, which is a failed row if ``measure`` raises."""
     began = time.monotonic()
     try:
-        finding = task.measure()
+        row = measure()
     except Exception as error:
         if not isinstance(error, RlhfError):
             traceback.print_exception(error)
-        finding = Finding(figure=reason_of(error), verdict=RowVerdict.failed)
-    return CheckRow(what=task.what, seconds=time.monotonic() - began, **vars(finding))
+        row = CheckRow(figure=reason_of(error), verdict=RowVerdict.failed)
+    return replace(row, what=what, seconds=time.monotonic() - began)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartResult:
-    """The result of a part, for the page and the JSON file; rows are in order of measurement."""
+@dataclass(kw_only=True)
+class CheckPart:
+    """A part of the check: its title and description, and the rows that it has measured."""
 
-    part: CheckPart
-    rows: Sequence[CheckRow]
-    seconds: float
+    name: str
+    title: str
+    about: str
+    module: str
+    """The module with the function ``check_NAME``, which yields the tasks."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """Overrides of launch.py that avoid what failed, by words in the failed row's name."""
+    rows: list[CheckRow] = field(default_factory=list)
+    """In the order of measurement; empty until the part has run."""
+    seconds: float = 0.0
 
     @property
     def failed_rows(self) -> list[CheckRow]:
@@ -159,26 +136,47 @@ class PartResult:
         return [row for row in self.rows if row.verdict is RowVerdict.failed]
 
     @property
-    def verdict(self) -> RowVerdict:
-        """Return the first of failed, passed, measured and skipped that any row has."""
+    def verdict(self) -> RowVerdict | None:
+        """Return the first of failed, passed, measured and skipped that any row has, or None."""
         order = (RowVerdict.failed, RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
-        return min((row.verdict for row in self.rows), key=order.index)
+        return min((row.verdict for row in self.rows), key=order.index, default=None)
+
+    def find_remedy(self, row: CheckRow) -> str:
+        """Return the overrides that avoid what failed in ``row``."""
+        texts = (text for words, text in self.remedies.items() if words in row.what)
+        return next(texts, f"nothing helps against {self.title}, {row.what}")
+
+
+def read_parts() -> list[CheckPart]:
+    """Return the parts of the check, in the order in which they run, without rows."""
+    return [
+        CheckPart(**{"name": name, "module": name} | part)
+        for name, part in read_yaml_beside(__file__, "parts.yaml").items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResults:
-    """The content of gpu_check.md: start time and command of a check, and its parts' results."""
+    """The content of gpu_check.md: start time and command of a check, and its parts."""
 
     started: str
     command: str
-    parts: Sequence[PartResult]
-    waiting: Sequence[str]
-    """Names of the parts that have not run yet."""
+    parts: list[CheckPart]
 
     @property
-    def failed_parts(self) -> list[PartResult]:
+    def ended_parts(self) -> list[CheckPart]:
+        """Return the parts that have run."""
+        return [part for part in self.parts if part.rows]
+
+    @property
+    def failed_parts(self) -> list[CheckPart]:
         """Return the parts that failed."""
-        return [part for part in self.parts if part.verdict is RowVerdict.failed]
+        return [part for part in self.parts if part.failed_rows]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Return the names of the parts that have not run yet."""
+        return [part.name for part in self.parts if not part.rows]
 
 
 def write_results(folder: Path, check: CheckResults) -> None:
@@ -189,45 +187,42 @@ def write_results(folder: Path, check: CheckResults) -> None:
 
 def results_as_json(check: CheckResults) -> dict[str, Any]:
     """Return the content of gpu_check.json."""
-    parts = [
-        {"name": each.part.name, "verdict": each.verdict, "seconds": each.seconds}
-        | {"rows": [asdict(row) for row in each.rows]}
-        for each in check.parts
-    ]
     return {
         "started": check.started,
         "command": check.command,
-        "failed": [each.part.name for each in check.failed_parts],
-        "waiting": list(check.waiting),
-        "parts": parts,
+        "failed": [part.name for part in check.failed_parts],
+        "waiting": check.waiting,
+        "parts": [
+            {"name": part.name, "verdict": part.verdict, "seconds": part.seconds}
+            | {"rows": [asdict(row) for row in part.rows]}
+            for part in check.ended_parts
+        ],
     }
 
 
 def _page_lines(check: CheckResults) -> Iterator[str]:
     """Yield the lines of the page: advice, card, failed rows, and a section for each part."""
-    yield f"{advice(check)}\n"
-    yield "# GPU check\n"
-    cards = [row.figure for part in check.parts for row in part.rows if row.what == CARD]
-    yield from (f"Card: **{card}**.\n" for card in cards)
+    yield f"{advice(check)}\n\n# GPU check\n"
+    rows = [row for part in check.parts for row in part.rows]
+    yield from (f"Card: **{row.figure}**.\n" for row in rows if row.what == CARD)
     minutes = sum(part.seconds for part in check.parts) / 60
     yield f"Started {check.started} with `{check.command}`, {minutes:.1f} minutes so far. "
     yield "docs/operations.md explains the page; `gpu_check.json` has all figures for programs.\n"
     if check.failed_parts:
         yield "## What failed\n"
-        for each in check.failed_parts:
-            for row in each.failed_rows:
-                yield f"- **{each.part.title}, {row.what}**: {row.figure}{expected_suffix(row)}"
+        for part in check.failed_parts:
+            for row in part.failed_rows:
+                yield f"- **{part.title}, {row.what}**: {row.text}"
         yield ""
-    for each in check.parts:
-        yield f"## {each.part.title}\n"
-        counted = Counter(row.verdict for row in each.rows)
-        counts = ", ".join(f"{counted[kind]} {kind}" for kind in RowVerdict if counted[kind])
-        yield f"{counts}; {each.seconds:.1f} seconds. {each.part.about}\n"
-        rows = [
+    for part in check.ended_parts:
+        numbers = Counter(row.verdict for row in part.rows)
+        counts = ", ".join(f"{numbers[kind]} {kind}" for kind in RowVerdict if numbers[kind])
+        yield f"## {part.title}\n\n{counts}; {part.seconds:.1f} seconds. {part.about}\n"
+        cells = [
             (*(r.what, r.figure, r.expected), MARKS.get(r.verdict, r.verdict), f"{r.seconds:.1f}")
-            for r in each.rows
+            for r in part.rows
         ]
-        yield markdown_table(("", "figure", "expected", "verdict", "seconds"), rows) + "\n"
+        yield markdown_table(("", "figure", "expected", "verdict", "seconds"), cells) + "\n"
 
 
 def advice(check: CheckResults) -> str:
@@ -238,14 +233,9 @@ def advice(check: CheckResults) -> str:
         "Fails": (RowVerdict.failed,),
     }
     titles = {
-        words: [each.part.title for each in check.parts if each.verdict in verdicts]
+        words: [part.title for part in check.parts if part.verdict in verdicts]
         for words, verdicts in named.items()
     } | {"Not run yet": check.waiting}
-    found = "".join(f"{words}: {', '.join(names)}. " for words, names in titles.items() if names)
-    words = {each.part.find_remedy(row): None for each in check.parts for row in each.failed_rows}
-    return f"{found}Set: {'; '.join(words) or 'nothing'}."
-
-
-def expected_suffix(row: CheckRow) -> str:
-    """Return " (expected: ...)", to print after the row's figure; "" if nothing was expected."""
-    return f" (expected: {row.expected})" if row.expected else ""
+    lists = "".join(f"{words}: {', '.join(names)}. " for words, names in titles.items() if names)
+    words = {part.find_remedy(row): None for part in check.parts for row in part.failed_rows}
+    return f"{lists}Set: {'; '.join(words) or 'nothing'}."

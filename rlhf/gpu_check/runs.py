@@ -31,6 +31,7 @@ SPARE = 60  # seconds in which a part whose run ended, or was killed, must go on
 # Two runs at a time, or one per four cores, as a run often uses one core only.
 SIDE_BY_SIDE = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 4))
 RUN_SECONDS: list[float] = []  # of the runs that this process has seen end
+PIPELINE = ("sft", "reward", "ppo")
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
 
@@ -53,20 +54,26 @@ class EndedRun:
         return (errors or lines or ["nothing was printed"])[-1].removeprefix("error: ")
 
     @property
-    def result(self) -> dict[str, Any]:
-        """Return the content of result.json.
+    def finished_dir(self) -> Path:
+        """Return ``run_dir``, which has the files of a whole run.
 
         Raises:
             CheckpointError: if the run failed; the message has the last line that it printed.
         """
         if self.code:
             raise CheckpointError(f"exit code {self.code}: {self.last_line}")
-        return read_json_object(self.run_dir / "result.json")
+        return self.run_dir
+
+    @property
+    def phases(self) -> dict[str, Any]:
+        """Return the results of the phases in result.json."""
+        phases: dict[str, Any] = read_json_object(self.finished_dir / "result.json")["phases"]
+        return phases
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl."""
-        return list(METRICS.read_lines(self.run_dir))
+        return list(METRICS.read_lines(self.finished_dir))
 
 
 def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:
@@ -82,27 +89,34 @@ def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:
     return _run_launcher(run_dir, [*drop_unread_overrides([*last.values()]), f"run_dir={run_dir}"])
 
 
+def resume_run(run_dir: Path, *words: str) -> EndedRun:
+    """Resume the run in ``run_dir``, and wait for its end, as ``run_to_end`` does."""
+    return _run_launcher(run_dir, [f"resume={run_dir}", *words])
+
+
 def expand_words(text: str) -> list[str]:
     """Split ``text`` into overrides; replace a word in capitals by the words under its name."""
-    return [
-        each
-        for word in shlex.split(text)
-        for each in (
-            expand_words(RUNS[word.lower()]) if word.isupper() and "=" not in word else [word]
-        )
+    words = []
+    for word in shlex.split(text):
+        is_name = word.isupper() and "=" not in word
+        words += expand_words(RUNS[word.lower()]) if is_name else [word]
+    return words
+
+
+def drop_unread_overrides(words: Sequence[str]) -> list[str]:
+    """Return the overrides ``words`` without those for phases that the run does not train."""
+    orders = [
+        word.partition("=")[2] for word in words if word.startswith(("phase=", "phase.order="))
     ]
+    phases = orders[-1].strip("[]").split(",") if orders else PIPELINE
+    unread = [f"{phase}." for phase in PIPELINE if phase not in phases]
+    unread += [] if "ppo" in phases else ["rollout."]
+    return [word for word in words if not word.startswith(tuple(unread))]
 
 
 def limit_of_run() -> float:
     """Return the seconds that the next run of this process may take; slow runs raise the limit."""
-    if not RUN_SECONDS:
-        return FIRST_LIMIT
-    return max(LEAST_LIMIT, TIMES_SLOWEST * max(RUN_SECONDS))
-
-
-def resume_run(run_dir: Path, *words: str) -> EndedRun:
-    """Resume the run in ``run_dir``, and wait for its end, as ``run_to_end`` does."""
-    return _run_launcher(run_dir, [f"resume={run_dir}", *words])
+    return max(LEAST_LIMIT, TIMES_SLOWEST * max(RUN_SECONDS)) if RUN_SECONDS else FIRST_LIMIT
 
 
 def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
@@ -132,24 +146,9 @@ def is_variable(word: str) -> bool:
     return word.partition("=")[0].isupper()
 
 
-def drop_unread_overrides(words: Sequence[str]) -> list[str]:
-    """Return the overrides ``words`` without those for phases that the run does not train."""
-    pipeline = ("sft", "reward", "ppo")
-    phases: Sequence[str] = pipeline
-    for word in words:
-        key, _, value = word.partition("=")
-        if key in ("phase", "phase.order"):
-            phases = value.strip("[]").split(",")
-    unread = [f"{phase}." for phase in pipeline if phase not in phases]
-    if "ppo" not in phases:
-        unread.append("rollout.")
-    return [word for word in words if not word.startswith(tuple(unread))]
-
-
 def planned_gib(run_dir: Path, phase: str) -> float:
     """Return the planned memory of ``phase`` in GiB, without the memory of CUDA's context."""
-    plan = read_plan(run_dir)
-    if plan is None:
+    if (plan := read_plan(run_dir)) is None:
         raise CheckpointError(f"{run_dir} has no plan.json")
     memory = plan["phases"][phase]["memory"]
     return float(sum(gib for part, gib in memory.items() if part != "process"))
@@ -157,15 +156,19 @@ def planned_gib(run_dir: Path, phase: str) -> float:
 
 def differing_files(one: Path, other: Path) -> list[str]:
     """Return the names of files that differ between two runs; ignore metrics of time and memory."""
-    found = sorted(_file_names(one) ^ _file_names(other))
-    if metrics_without_times(one) != metrics_without_times(other):
-        found.append("metrics.jsonl")
-    if _results_without_times(one) != _results_without_times(other):
-        found.append("result.json")
-    return found + [
-        name
-        for name in sorted(_file_names(one) & _file_names(other))
-        if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
+    ours, theirs = (
+        {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
+        for run_dir in (one, other)
+    )
+    readers = {"metrics.jsonl": metrics_without_times, "result.json": _results_without_times}
+    return [
+        *sorted(ours ^ theirs),
+        *(name for name, read in readers.items() if read(one) != read(other)),
+        *(
+            name
+            for name in sorted(ours & theirs)
+            if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
+        ),
     ]
 
 
@@ -179,12 +182,8 @@ def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
 
 def _results_without_times(run_dir: Path) -> dict[str, Any]:
     """Return the results of the phases, without times and memory."""
-    result = json.loads((run_dir / "result.json").read_text())
+    phases = json.loads((run_dir / "result.json").read_text())["phases"]
     return {
-        phase: {k: v for k, v in values.items() if k not in TIMES}
-        for phase, values in result["phases"].items()
+        phase: {name: v for name, v in values.items() if name not in TIMES}
+        for phase, values in phases.items()
     }
-
-
-def _file_names(run_dir: Path) -> set[str]:
-    return {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}

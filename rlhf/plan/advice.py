@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError
@@ -39,20 +39,15 @@ def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
     ``planner`` returns the plan of a configuration. The list has single changes, the smallest
     change first. Changes are combined only if no single change makes the run fit.
     """
-    found = _describe_fitting_changes(_single_changes(asked, planner), planner)
-    return found or _describe_fitting_changes(_combined_changes(asked), planner)
+    single = _describe_fitting_changes(_single_changes(asked), planner)
+    nodes = _describe_fitting_changes(_doubled_nodes(asked), planner)
+    found = [*single, *islice(nodes, 1)]
+    return found or [*_describe_fitting_changes(_combined_changes(asked), planner)]
 
 
-def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> list[str]:
-    return [
-        text for words, config in changes if (text := _describe_if_it_fits(words, config, planner))
-    ]
-
-
-def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
+def _single_changes(config: RunConfig) -> Iterator[Change]:
     """Yield changes that may make the run fit, each by itself, the smallest change first."""
-    auto = _set_zero_auto(config)
-    prefix = "" if config.zero.auto else "zero=auto "
+    auto, prefix = _set_zero_auto(config)
     if prefix:
         yield prefix.strip(), auto
     for phase in config.phase.order:
@@ -69,13 +64,21 @@ def _single_changes(config: RunConfig, planner: Planner) -> Iterator[Change]:
     for saving in savings:
         if not saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
-    if config.hardware.device is Device.cuda:
-        yield from _double_nodes_until_fit(auto, prefix, planner)
+
+
+def _doubled_nodes(config: RunConfig) -> Iterator[Change]:
+    """Yield twice the nodes of a run on GPUs, four times, and so on up to ``MOST_NODES``."""
+    auto, prefix = _set_zero_auto(config)
+    nodes = 2 * config.hardware.nodes
+    while nodes <= MOST_NODES and config.hardware.device is Device.cuda:
+        larger = replace(config.hardware, nodes=nodes)
+        yield f"{prefix}hardware.nodes={nodes}", replace(auto, hardware=larger)
+        nodes *= 2
 
 
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
     """Yield zero=auto with gradient checkpointing and one option that alters training."""
-    auto = _enable_gradient_checkpointing(_set_zero_auto(config))
+    auto = _enable_gradient_checkpointing(_set_zero_auto(config)[0])
     for saving in _options_savings(auto):
         if not saving.is_exact:
             yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
@@ -90,39 +93,30 @@ def _options_savings(config: RunConfig) -> Iterator[Saving]:
     yield from propose_adapters(config)
 
 
-def _set_zero_auto(config: RunConfig) -> RunConfig:
-    return replace(config, zero=replace(config.zero, auto=True))
+def _set_zero_auto(config: RunConfig) -> tuple[RunConfig, str]:
+    """Return ``config`` with zero=auto, and the word for it if it is a change."""
+    auto = replace(config, zero=replace(config.zero, auto=True))
+    return auto, "" if config.zero.auto else "zero=auto "
 
 
 def _enable_gradient_checkpointing(config: RunConfig) -> RunConfig:
     return replace(config, model=replace(config.model, gradient_checkpointing=True))
 
 
-def _double_nodes_until_fit(config: RunConfig, prefix: str, planner: Planner) -> Iterator[Change]:
-    """Double the nodes, up to ``MOST_NODES``, until the run fits; if it does, yield the change."""
-    nodes = 2 * config.hardware.nodes
-    while nodes <= MOST_NODES:
-        larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
-        words = f"{prefix}hardware.nodes={nodes}"
-        if _describe_if_it_fits(words, larger, planner):
-            yield words, larger
-            return
-        nodes *= 2
-
-
-def _describe_if_it_fits(words: str, config: RunConfig, planner: Planner) -> str | None:
-    """Return ``words``, the ZeRO setting and the GiB per rank; None if the run does not fit."""
-    keys = [word.partition("=")[0] for word in words.split()]
-    if config.from_run is not None and any(map(source_run_determines, keys)):
-        return None  # the run would refuse these words
-    try:
-        plan = planner(config)
-        if not plan.fits:
-            return None
-        validate(plan.config)
-    except ConfigError:
-        return None
-    return f"{words} ({plan.zero_text}, {plan.peak_bytes / GIB:.1f} GiB)"
+def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> Iterator[str]:
+    """Yield the words, ZeRO setting and GiB per rank of the changes with which the run fits."""
+    for words, config in changes:
+        keys = [word.partition("=")[0] for word in words.split()]
+        if config.from_run is not None and any(map(source_run_determines, keys)):
+            continue  # the run would refuse these words
+        try:
+            plan = planner(config)
+            if not plan.fits:
+                continue
+            validate(plan.config)
+        except ConfigError:
+            continue
+        yield f"{words} ({plan.zero_text}, {plan.peak_bytes / GIB:.1f} GiB)"
 
 
 def describe_idle_options(config: RunConfig) -> Iterator[str]:

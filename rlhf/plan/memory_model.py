@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from rlhf.config.choices import Dtype, MomentsDtype
 from rlhf.config.machine_rates import Machine
@@ -41,23 +40,59 @@ class ModelStates:
     host: Parts
 
 
-def bytes_per_weight(role: Role, zero: ZeroConfig, dtype: Dtype) -> int:
-    """Return the bytes per weight in the precision in which the model computes."""
-    return HALF if has_16_bit_weights(role, zero, dtype) else SINGLE
+@dataclass(frozen=True, kw_only=True)
+class MemorySetting:
+    """The machine and the ZeRO setting for which bytes are computed."""
+
+    machine: Machine
+    zero: ZeroConfig
+
+    def stage(self, model: ModelUse) -> int:
+        """Return the ZeRO stage of ``model``."""
+        return stage_of(model.role, self.zero)
+
+    def is_sharded(self, model: ModelUse) -> bool:
+        """Return True if ZeRO shards the weights of ``model`` over the ranks."""
+        return self.stage(model) == SHARDED_WEIGHTS
+
+    def bytes_per_weight(self, model: ModelUse) -> int:
+        """Return the bytes per weight in the precision in which ``model`` computes."""
+        is_half = has_16_bit_weights(model.role, self.zero, self.machine.dtype)
+        return HALF if is_half else SINGLE
+
+    def runs_on_torch(self, model: ModelUse) -> bool:
+        """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
+        machine, needs = self.machine, model.needs_deepspeed
+        return runs_on_torch(
+            self.zero, ranks=machine.ranks, dtype=machine.dtype, needs_deepspeed=needs
+        )
+
+    def offloads_weights(self, model: ModelUse) -> bool:
+        """Return True if sharded weights are kept in the host's memory or on NVMe."""
+        zero = self.zero
+        of_frozen = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
+        return self.is_sharded(model) and of_frozen.get(model.role, zero.offload_parameters)
 
 
-def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> ModelStates:
+def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
+    """Return True if attention uses matrix products, and False if it uses the fused kernel."""
+    return not is_gpu and tokens <= LONGEST
+
+
+def model_state_bytes(at: MemorySetting, model: ModelUse) -> ModelStates:
     """Return the bytes on one rank of a model's weights, gradients, optimizer and fp32 copies."""
-    role, stage, ranks = model.role, stage_of(model.role, zero), machine.ranks
-    size = bytes_per_weight(role, zero, machine.dtype)
+    zero, stage, ranks, size = (
+        at.zero,
+        at.stage(model),
+        at.machine.ranks,
+        at.bytes_per_weight(model),
+    )
     device, host = Counter[str](), Counter[str]()
     shards = ranks if stage == SHARDED_WEIGHTS else 1
     weights = model.weights * size // shards
-    is_frozen_int8 = zero.quantize_frozen_weights and stage == SHARDED_WEIGHTS
-    if is_frozen_int8:
-        frozen = model.weights - model.trained
-        weights = (frozen + model.trained * size) // shards
-    (host if offloads_weights(role, zero) else device)["weights"] = weights
+    if zero.quantize_frozen_weights and stage == SHARDED_WEIGHTS:  # to int8
+        weights = (model.weights - model.trained + model.trained * size) // shards
+    (host if at.offloads_weights(model) else device)["weights"] = weights
     if stage == SHARDED_WEIGHTS:
         device["weights"] += count_persistent_weights(model, zero) * size
         if 1 < zero.hpz_partition_size < ranks:
@@ -65,22 +100,19 @@ def model_state_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> Mo
     trained = model.trained
     if not trained:
         return ModelStates(device=device, host=host)
-    half = size == HALF
-    if runs_on_torch(zero, ranks=ranks, dtype=machine.dtype, needs_deepspeed=model.needs_deepspeed):
+    half, share = size == HALF, trained // ranks if stage else trained
+    if at.runs_on_torch(model):
         device["gradients"] = trained * size
         moment = HALF if zero.moments is MomentsDtype.bf16 else SINGLE
         device["optimizer"] = trained * (HALF * half + 2 * moment)
     else:
-        share = trained // ranks if stage else trained
-        states = share * (SINGLE * half + 2 * SINGLE)
-        kept = share if stage > 1 else trained  # from stage 2 on, a rank keeps only its shard
         if zero.offload_optimizer and stage > 1:
             host["gradients"] = share * SINGLE
-        else:
-            device["gradients"] = kept * size
+        else:  # from stage 2 on, a rank keeps only its shard
+            device["gradients"] = (share if stage > 1 else trained) * size
+        states = share * (SINGLE * half + 2 * SINGLE)
         (host if zero.offload_optimizer else device)["optimizer"] = states
     for name in model.fp32_copies:
-        share = trained // ranks if stage else trained
         (host if getattr(zero, f"offload_{name}") else device)[name] = share * SINGLE
     return ModelStates(device=device, host=host)
 
@@ -99,32 +131,14 @@ def count_persistent_weights(model: ModelUse, zero: ZeroConfig) -> int:
     return found + int(shape.layers * rank * small)
 
 
-def offloads_weights(role: Role, zero: ZeroConfig) -> bool:
-    """Return True if sharded weights of ``role`` are kept in the host's memory or on NVMe."""
-    if stage_of(role, zero) != SHARDED_WEIGHTS:
-        return False
-    own = {Role.reference: zero.offload_reference, Role.reward: zero.offload_reward}
-    return own.get(role, zero.offload_parameters)
-
-
-def activation_bytes(
-    model: ModelUse,
-    *,
-    sequences: int,
-    tokens: int,
-    size: int,
-    uses_matmul_attention: bool,
-) -> int:
-    """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each.
-
-    If ``uses_matmul_attention``, attention uses matrix products instead of the fused kernel.
-    ``size`` is the bytes per element.
-    """
-    shape = model.shape
-    whole: float = sequences * layer_activation_bytes(
-        shape, tokens, size=size, uses_matmul_attention=uses_matmul_attention
+def activation_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, tokens: int) -> int:
+    """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each."""
+    shape, size = model.shape, at.bytes_per_weight(model)
+    is_matmul = uses_matmul_attention(tokens, is_gpu=at.machine.is_gpu)
+    whole = sequences * layer_activation_bytes(
+        shape, tokens, size=size, uses_matmul_attention=is_matmul
     )
-    if uses_matmul_attention:  # the causal mask, shared by all heads and sequences
+    if is_matmul:  # the causal mask, shared by all heads and sequences
         whole += tokens * tokens * size
     kept = model.layers - model.checkpointed
     inputs = sequences * model.checkpointed * shape.hidden * tokens * size
@@ -136,6 +150,8 @@ def layer_activation_bytes(
     shape: ModelShape, tokens: float, *, size: int, uses_matmul_attention: bool
 ) -> float:
     """Return the bytes that autograd saves in one layer for one sequence of ``tokens`` tokens.
+
+    ``size`` is the bytes per element.
 
     - LayerNorm: input and output. RMSNorm: input in fp32, normalized input and output.
     - Attention: queries, keys, values and output. With ``uses_matmul_attention``, keys and values
@@ -156,34 +172,37 @@ def layer_activation_bytes(
     return tokens * (norms + attention + shape.wide_copies * shape.ffn * size)
 
 
-def attention_score_bytes(shape: ModelShape, *, sequences: int, tokens: int, size: int) -> int:
-    """Return the bytes of one (tokens, tokens) attention matrix per head and sequence.
+def attention_bytes(
+    at: MemorySetting, model: ModelUse, *, sequences: int, tokens: int, matrices: int
+) -> int:
+    """Return the bytes of (tokens, tokens) attention matrices; 0 if attention is fused.
 
-    Attention that is not fused holds two such matrices in a forward pass (scores and probabilities)
-    and three in a backward pass. Only one layer holds them at a time.
+    Attention that is not fused holds two such matrices per head and sequence in a forward pass
+    (scores and probabilities) and three in a backward pass. Only one layer holds them at a time.
     """
-    return sequences * shape.heads * tokens * tokens * size
+    is_matmul = uses_matmul_attention(tokens, is_gpu=at.machine.is_gpu)
+    if not (is_matmul or model.shape.keeps_scores):
+        return 0
+    return matrices * sequences * model.shape.heads * tokens**2 * at.bytes_per_weight(model)
 
 
-def autocast_copy_bytes(model: ModelUse, *, size: int, dtype: Dtype) -> int:
+def autocast_copy_bytes(at: MemorySetting, model: ModelUse) -> int:
     """Return the bytes of half-precision weight copies that autocast keeps in a training pass."""
-    if dtype is Dtype.fp32 or size == HALF:
+    if at.machine.dtype is Dtype.fp32 or at.bytes_per_weight(model) == HALF:
         return 0
     return HALF * (model.shape.linear_layer_weights + model.extra_weights)
 
 
-def logit_bytes(model: ModelUse, *, positions: int, size: int, is_gpu: bool) -> int:
+def logit_bytes(at: MemorySetting, model: ModelUse, *, positions: int) -> int:
     """Return the bytes of one block of logits and of torch's fp32 copies; 0 for a scorer."""
     if model.is_scorer:
         return 0
-    most, entries = GPU_BLOCK if is_gpu else CPU_BLOCK
-    width = min(entries or model.shape.vocab, model.shape.vocab)
+    most, entries = GPU_BLOCK if at.machine.is_gpu else CPU_BLOCK
+    width, size = min(entries or model.shape.vocab, model.shape.vocab), at.bytes_per_weight(model)
     return width * (min(most, positions) * size + min(TORCH_TOKENS, positions) * 2 * SINGLE)
 
 
-def no_grad_pass_bytes(
-    model: ModelUse, *, sequences: int, tokens: int, size: int, is_gpu: bool
-) -> int:
+def no_grad_pass_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, tokens: int) -> int:
     """Return the most bytes in use in a pass without gradients: a feed-forward layer or logits.
 
     The layer holds its input and its normed input. It also holds the input and the output of its
@@ -191,37 +210,33 @@ def no_grad_pass_bytes(
     an adapter, its product and its sum with the layer's output too. Beside the logits there are the
     last layer's output and its normed output.
     """
-    shape = model.shape
+    shape, size = model.shape, at.bytes_per_weight(model)
     matrices = 2 + shape.is_gated + 2 * (model.extra_weights > 0)
-    logits = logit_bytes(model, positions=sequences * tokens, size=size, is_gpu=is_gpu)
+    logits = logit_bytes(at, model, positions=sequences * tokens)
     outputs = sequences * tokens * 2 * shape.hidden * size
     return outputs + max(sequences * tokens * matrices * shape.ffn * size, logits)
 
 
-def gradient_bucket_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:
+def gradient_bucket_bytes(at: MemorySetting, model: ModelUse) -> int:
     """Return the bytes of DeepSpeed's gradient buckets; their size is fixed by the configuration.
 
     Stage 3 keeps its bucket allocated. Stages 1 and 2 allocate one bucket per backward pass. With
     overlap_comm they allocate a second bucket, to fill it while the first is reduced.
     """
-    stage = stage_of(model.role, zero)
-    ranks, dtype = machine.ranks, machine.dtype
-    is_torch = runs_on_torch(zero, ranks=ranks, dtype=dtype, needs_deepspeed=model.needs_deepspeed)
-    if not model.trained or stage == 0 or is_torch:
+    if not model.trained or at.stage(model) == 0 or at.runs_on_torch(model):
         return 0
-    pair = 2 if zero.overlap_comm and stage < SHARDED_WEIGHTS else 1
-    bucket = zero.reduce_bucket_size or BUCKET
-    return pair * bucket * bytes_per_weight(model.role, zero, dtype)
+    pair = 2 if at.zero.overlap_comm and not at.is_sharded(model) else 1
+    return pair * (at.zero.reduce_bucket_size or BUCKET) * at.bytes_per_weight(model)
 
 
-def gathered_weight_bytes(model: ModelUse, zero: ZeroConfig, machine: Machine) -> int:
+def gathered_weight_bytes(at: MemorySetting, model: ModelUse) -> int:
     """Return the bytes of gathered weights, in use or prefetched, in a pass of a sharded model."""
-    is_whole = machine.ranks == 1 and not offloads_weights(model.role, zero)
-    if stage_of(model.role, zero) != SHARDED_WEIGHTS or is_whole:
+    is_whole = at.machine.ranks == 1 and not at.offloads_weights(model)
+    if not at.is_sharded(model) or is_whole:
         return 0
-    live = min(zero.max_live_parameters or LIVE, model.weights)
-    ahead = min(zero.prefetch_bucket_size or PREFETCH, model.weights)
-    return (live + ahead) * bytes_per_weight(model.role, zero, machine.dtype)
+    live = min(at.zero.max_live_parameters or LIVE, model.weights)
+    ahead = min(at.zero.prefetch_bucket_size or PREFETCH, model.weights)
+    return (live + ahead) * at.bytes_per_weight(model)
 
 
 def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
@@ -229,35 +244,27 @@ def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> i
     return rows * tokens * shape.kv_elements_per_token * size
 
 
-class PassMoments(NamedTuple):
-    """The bytes by purpose while a backward pass is in the head, the layers or the embedding."""
-
-    head: Parts
-    layers: Parts
-    """In the last layer, while all other layers still store their activations."""
-    embedding: Parts
-
-
-def backward_bytes_by_moment(
+def backward_peak(
+    at: MemorySetting,
     model: ModelUse,
     *,
     tokens: int,
     positions: int,
-    size: int,
     activations: int,
+    attention: int,
     gradients: int,
     is_first: bool,
-    is_gpu: bool,
-) -> PassMoments:
-    """Return the bytes by purpose at the moments that can be the peak of a backward pass.
+) -> Parts:
+    """Return the peak bytes by purpose of a backward pass: in the head, layers or embedding.
 
     ``tokens`` and ``positions`` (tokens with logits) are counted over all sequences.
-    ``activations`` are the bytes stored for the pass; ``gradients`` are the bytes of all weight
-    gradients. In the first pass of a step (``is_first``), gradients are allocated while activations
-    are freed. On a CPU, temporary gradients fit into the freed memory that the process keeps.
+    ``activations`` are the bytes stored for the pass, ``attention`` those of one layer's matrices,
+    and ``gradients`` those of all weight gradients. In the first pass of a step (``is_first``),
+    gradients are allocated while activations are freed. On a CPU, temporary gradients fit into the
+    freed memory that the process keeps.
     """
-    shape, head, hidden, layer, again = model.shape, 0, 0, 0, 0
-    if is_gpu:
+    shape, size, head, hidden, layer, again = model.shape, at.bytes_per_weight(model), 0, 0, 0, 0
+    if at.machine.is_gpu:
         # The gradients of the activation function's input and output, and of the layer's output.
         layer = tokens * (2 * shape.ffn + shape.hidden) * size
         if not model.is_scorer:
@@ -270,14 +277,17 @@ def backward_bytes_by_moment(
     before = 0 if is_first else gradients
     # Autograd keeps the gradient of a tied head until it is added to the embedding's gradient.
     tied = 0 if shape.head else head
-    return PassMoments(
-        head=Counter(
+    moments = (
+        Counter(
             gradients=before + head,
             activations=activations - again + hidden,
-            logits=logit_bytes(model, positions=positions, size=size, is_gpu=is_gpu),
+            logits=logit_bytes(at, model, positions=positions),
         ),
-        layers=Counter(
-            gradients=before + (head if is_first else tied), activations=activations + layer
+        # In the last layer, while all other layers still store their activations.
+        Counter(
+            gradients=before + (head if is_first else tied),
+            activations=activations + layer + attention,
         ),
-        embedding=Counter(gradients=gradients + (tied if is_first else 2 * tied)),
+        Counter(gradients=gradients + (tied if is_first else 2 * tied)),
     )
+    return max(moments, key=Counter.total)

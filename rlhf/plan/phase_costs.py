@@ -17,7 +17,7 @@ from rlhf.config.batches import (
     sequences_per_example,
 )
 from rlhf.config.choices import Dtype, Phase, When
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
+from rlhf.config.roles import Role
 from rlhf.models.model_uses import ModelUse
 from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
@@ -146,9 +146,9 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
-    held = rows * scene.generation_settings.caches_per_row
+    # An episode that waits for its environment has a KV cache beside that of its row.
+    held = rows * (2 if config.environment.is_used else 1)
     parts = scene.resident_bytes()
-    is_sharded = stage_of(actor.role, at.zero) == SHARDED_WEIGHTS
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
     parts["kv_cache"] = memory_model.kv_cache_bytes(
         actor.shape, rows=held, tokens=tokens, size=size
@@ -156,14 +156,14 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest_length)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
-    whole = actor.weights * size // scene.generation_settings.tensor_parallel
-    gathers = is_sharded and gathers_weights_once(scene, parts.total() + whole)
+    whole = actor.weights * size // scene.tensor_parallel
+    gathers = at.is_sharded(actor) and gathers_weights_once(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
     if settings.backend is Backend.fast:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
-        parts["buffers"] += scene.gathered_weight_bytes(actor)
+        parts["buffers"] += memory_model.gathered_weight_bytes(at, actor)
     shared = min(config.ppo.responses_per_prompt, rows) if settings.backend is Backend.fast else 1
     how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
     how = replace(how, shared=shared)
@@ -238,15 +238,16 @@ def build_sampling(
 ) -> time_model.Sampling:
     """Return the sampling of ``responses``, ``rows`` at a time, to prompts of mean length.
 
-    Responses have their expected length if most of them end early, otherwise the maximum length.
+    Episodes, most of which end early, have their expected length, other responses the maximum.
     """
     longest = scene.config.token_limit_after_prompt[1]
+    ends_early = scene.config.environment.is_used
     return time_model.Sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.mean_tokens,
-        response_tokens=scene.response_tokens if scene.generation_settings.ends_early else longest,
-        tensor_parallel=scene.generation_settings.tensor_parallel,
+        response_tokens=scene.response_tokens if ends_early else longest,
+        tensor_parallel=scene.tensor_parallel,
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if scene.config.rollout.backend is Backend.hf else 1.0,
     )
@@ -329,9 +330,9 @@ def gathers_weights_once(scene: PhaseMemory, needed: int) -> bool:
 
     ``needed`` is the bytes that one rank needs if it gathers all weights at once.
     """
-    if scene.generation_settings.gathers is not None:
-        return scene.generation_settings.gathers
-    choice = scene.config.rollout.gather_weights
+    backend, choice = scene.config.rollout.backend, scene.config.rollout.gather_weights
+    if backend in (Backend.hybrid_engine, Backend.hf):
+        return backend is Backend.hybrid_engine
     return choice is When.always or (choice is When.auto and needed <= scene.memory_limit)
 
 
@@ -342,8 +343,7 @@ def cuda_graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     """
     rollout, actor = scene.config.rollout, scene.models[0]
     uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast
-    is_sharded = stage_of(actor.role, scene.at.zero) == SHARDED_WEIGHTS
-    if is_sharded or not uses_graphs or not scene.at.machine.is_gpu:
+    if scene.at.is_sharded(actor) or not uses_graphs or not scene.at.machine.is_gpu:
         return Counter()
     per_logit = GRAPH_LOGIT + (TOP_P_LOGIT if rollout.top_p < 1 else 0)
     return Counter(
@@ -371,14 +371,14 @@ def _building_peak_bytes(scene: PhaseMemory) -> Parts:
         held["optimizer"] -= moments
         built += held
         # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
-        zeros = 0 if scene.runs_on_torch(model) else moments // 2
+        zeros = 0 if scene.at.runs_on_torch(model) else moments // 2
         peaks.append(built + Counter(optimizer=zeros, weights=_rounding_copy_bytes(scene, model)))
     return max(peaks, key=Counter.total)
 
 
 def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     """Return the bytes of fp32 copies of frozen weights while the torch engine rounds them."""
-    if not (scene.runs_on_torch(model) and scene.at.bytes_per_weight(model) == HALF):
+    if not (scene.at.runs_on_torch(model) and scene.at.bytes_per_weight(model) == HALF):
         return 0
     return SINGLE * min(model.weights - min(model.trained, model.weights), ROUNDED_AT_ONCE)
 
@@ -386,7 +386,7 @@ def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
 def _first_step_adam_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     """Return the bytes of Adam's moments that the first step allocates; 0 for ``SplitAdamW``."""
     has_half = scene.at.bytes_per_weight(model) == HALF
-    if has_half and scene.runs_on_torch(model):
+    if has_half and scene.at.runs_on_torch(model):
         return 0
     states = scene.model_states[model.role].device["optimizer"]
     return states * 2 // 3 if has_half else states  # 1/3 are masters, which exist before the step

@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 from rlhf.config.batches import rollout_plan
 from rlhf.config.choices import Dtype, Phase
 from rlhf.config.machine_rates import GIB
-from rlhf.config.roles import SHARDED_WEIGHTS, Role, runs_on_torch, stage_of
+from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.options import Backend
 from rlhf.plan import memory_model
-from rlhf.plan.memory_model import ModelStates, Parts, backward_bytes_by_moment
+from rlhf.plan.memory_model import (
+    ModelStates,
+    Parts,
+    backward_peak,
+    uses_matmul_attention,
+)
 from rlhf.plan.steps import Load
 from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
@@ -35,19 +39,6 @@ MANY_STEPS = 300
 RECORD = 2000  # bytes in memory per example
 
 
-class Generation(NamedTuple):
-    """The facts about the sampling of responses that determine a rollout's memory and time."""
-
-    gathers: bool | None = None
-    """True if sharded weights are gathered once per rollout; None: rollout.gather_weights."""
-    tensor_parallel: int = 1
-    """Number of ranks that share one copy of the weights."""
-    caches_per_row: int = 1
-    """Number of sequences whose KV cache is kept for each row that is decoded."""
-    ends_early: bool = False
-    """True if few responses use all tokens that they may have."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PhaseMemory:
     """The memory and work of a phase under one ZeRO setting, for any micro-batch."""
@@ -61,26 +52,14 @@ class PhaseMemory:
     @cached_property
     def model_states(self) -> dict[Role, ModelStates]:
         """Return the bytes of each model's states: weights, gradients, optimizer and copies."""
-        zero, machine = self.at.zero, self.at.machine
-        return {
-            model.role: memory_model.model_state_bytes(model, zero, machine)
-            for model in self.models
-        }
+        return {m.role: memory_model.model_state_bytes(self.at, m) for m in self.models}
 
-    @cached_property
-    def generation_settings(self) -> Generation:
-        """Return the settings with which PPO generates responses.
-
-        An episode that waits for its environment has a KV cache beside that of its row.
-        """
-        rollout, has_episodes = self.config.rollout, self.config.environment.is_used
+    @property
+    def tensor_parallel(self) -> int:
+        """Return the number of ranks that share one copy of the weights while PPO samples."""
+        rollout = self.config.rollout
         is_hybrid = rollout.backend is Backend.hybrid_engine
-        return Generation(
-            gathers={Backend.hybrid_engine: True, Backend.hf: False}.get(rollout.backend),
-            tensor_parallel=rollout.hybrid_engine.inference_tp_size if is_hybrid else 1,
-            caches_per_row=2 if has_episodes else 1,
-            ends_early=has_episodes,
-        )
+        return rollout.hybrid_engine.inference_tp_size if is_hybrid else 1
 
     @property
     def memory_limit(self) -> float:
@@ -134,48 +113,41 @@ class PhaseMemory:
         ``positions`` of the ``tokens`` tokens in each sequence get logits. An optimizer step has
         ``passes`` micro-batches.
         """
-        size, is_gpu = self.at.bytes_per_weight(model), self.at.machine.is_gpu
-        kept = memory_model.activation_bytes(
+        at = self.at
+        kept = memory_model.activation_bytes(at, model, sequences=sequences, tokens=tokens)
+        if keeps_freed := self.config.hardware.keep_freed_memory:
+            kept = round(kept * KEPT_FREED)
+        is_sharded = at.is_sharded(model)
+        attention = memory_model.attention_bytes(
+            at,
             model,
             sequences=sequences,
             tokens=tokens,
-            size=size,
-            uses_matmul_attention=uses_matmul_attention(tokens, is_gpu=is_gpu),
+            matrices=18 if keeps_freed else 3,  # 18: with freed matrices, which the process keeps
         )
-        if keeps_freed := self.config.hardware.keep_freed_memory:
-            kept = round(kept * KEPT_FREED)
-        kept += memory_model.autocast_copy_bytes(model, size=size, dtype=self.at.machine.dtype)
-        is_sharded = stage_of(model.role, self.at.zero) == SHARDED_WEIGHTS
-        moments = backward_bytes_by_moment(
+        peak = backward_peak(
+            at,
             model,
             tokens=sequences * tokens,
             positions=sequences * positions,
-            size=size,
-            activations=kept,
+            activations=kept + memory_model.autocast_copy_bytes(at, model),
+            attention=attention,
             gradients=0 if is_sharded else self.model_states[model.role].device["gradients"],
-            is_first=passes == 1 and is_gpu and not is_sharded,
-            is_gpu=is_gpu,
+            is_first=passes == 1 and at.machine.is_gpu and not is_sharded,
         )
-        matrices = 18 if keeps_freed else 3  # 18 include freed matrices, which the process keeps
-        moments.layers["activations"] += self._attention_bytes(model, sequences, tokens, matrices)
-        buffers = self._gradient_bucket_bytes(model, kept=False) + self.gathered_weight_bytes(model)
-        peak = max(moments, key=Counter.total)
+        buffers = self._gradient_bucket_bytes(model, kept=False)
+        buffers += memory_model.gathered_weight_bytes(at, model)
         return self.resident_bytes(model) + Counter(buffers=buffers) + peak
 
     def scoring_peak(self, models: Iterable[ModelUse], *, sequences: int, tokens: int) -> Parts:
         """Return the peak bytes by purpose while the models score a micro-batch one by one."""
-        each = []
+        at, batch, peaks = self.at, {"sequences": sequences, "tokens": tokens}, []
         for model in models:
-            activations = memory_model.no_grad_pass_bytes(
-                model,
-                sequences=sequences,
-                tokens=tokens,
-                size=self.at.bytes_per_weight(model),
-                is_gpu=self.at.machine.is_gpu,
-            )
-            activations += self._attention_bytes(model, sequences, tokens, 2)
-            each.append(Counter(activations=activations, buffers=self.gathered_weight_bytes(model)))
-        return self.resident_bytes() + max(each, key=Counter.total)
+            activations = memory_model.no_grad_pass_bytes(at, model, **batch)
+            activations += memory_model.attention_bytes(at, model, **batch, matrices=2)
+            gathered = memory_model.gathered_weight_bytes(at, model)
+            peaks.append(Counter(activations=activations, buffers=gathered))
+        return self.resident_bytes() + max(peaks, key=Counter.total)
 
     def forward_work(
         self, model: ModelUse, *, sequences: float, micro: int, answer: float | None = None
@@ -185,14 +157,12 @@ class PhaseMemory:
         Each micro-batch is padded to its longest sequence. In PPO, ``answer`` response tokens
         follow each prompt, and only they get logits.
         """
-        is_sorted = self.config.data.bucket_by_length or answer is not None
-        lengths = self.load.padded_widths(
-            math.ceil(sequences / micro), micro=micro, is_sorted=is_sorted
-        )
         return _forward_work(
             model,
-            lengths,
+            self.load,
             sequences=sequences,
+            micro=micro,
+            is_sorted=self.config.data.bucket_by_length or answer is not None,
             answer=answer,
             size=self.at.bytes_per_weight(model),
             is_gpu=self.at.machine.is_gpu,
@@ -217,32 +187,11 @@ class PhaseMemory:
         weights = sum(model.weights * self.at.bytes_per_weight(model) for model in self.models)
         return PREPARING + weights / LOADED
 
-    def gathered_weight_bytes(self, model: ModelUse) -> int:
-        """Return the bytes of gathered weights in a pass of a sharded model."""
-        return memory_model.gathered_weight_bytes(model, self.at.zero, self.at.machine)
-
-    def runs_on_torch(self, model: ModelUse) -> bool:
-        """Return True if the torch engine runs ``model``, False if DeepSpeed does."""
-        machine, needs = self.at.machine, model.needs_deepspeed
-        return runs_on_torch(
-            self.at.zero, ranks=machine.ranks, dtype=machine.dtype, needs_deepspeed=needs
-        )
-
     def _gradient_bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
         """Return the bytes of stage 3's buckets if ``kept``, else those of stages 1 and 2."""
-        zero, machine = self.at.zero, self.at.machine
-        if kept is not (stage_of(model.role, zero) == SHARDED_WEIGHTS):
+        if kept is not self.at.is_sharded(model):
             return 0
-        return memory_model.gradient_bucket_bytes(model, zero, machine)
-
-    def _attention_bytes(self, model: ModelUse, sequences: int, tokens: int, matrices: int) -> int:
-        """Return the bytes of ``matrices`` attention matrices per head; 0 if attention is fused."""
-        is_matmul = uses_matmul_attention(tokens, is_gpu=self.at.machine.is_gpu)
-        if not (is_matmul or model.shape.keeps_scores):
-            return 0
-        return matrices * memory_model.attention_score_bytes(
-            model.shape, sequences=sequences, tokens=tokens, size=self.at.bytes_per_weight(model)
-        )
+        return memory_model.gradient_bucket_bytes(self.at, model)
 
 
 def _keeps_gradients(scene: PhaseMemory, model: ModelUse, learner: Role | None) -> bool:
@@ -257,22 +206,20 @@ def _keeps_gradients(scene: PhaseMemory, model: ModelUse, learner: Role | None) 
     return not scene.at.machine.is_gpu or (is_fp16 and learner is Role.actor)
 
 
-def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
-    """Return True if attention uses matrix products, and False if it uses the fused kernel."""
-    return not is_gpu and tokens <= memory_model.LONGEST
-
-
 @lru_cache(maxsize=10_000)  # cached: most ZeRO settings have equal work
 def _forward_work(
     model: ModelUse,
-    lengths: tuple[int, ...],
+    load: Load,
     *,
     sequences: float,
+    micro: int,
+    is_sorted: bool,
     answer: float | None,
     size: int,
     is_gpu: bool,
 ) -> ForwardWork:
-    """Return the work of passes over ``sequences`` in micro-batches padded to ``lengths``."""
+    passes = math.ceil(sequences / micro)
+    lengths = load.padded_widths(passes, micro=micro, is_sorted=is_sorted)
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
         tokens = length + (answer or 0)
@@ -285,7 +232,7 @@ def _forward_work(
         operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)
-    return ForwardWork(operations, touched, len(lengths), padded)
+    return ForwardWork(operations, touched, passes, padded)
 
 
 def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:

@@ -28,7 +28,7 @@ from rlhf.models.model_uses import (
 )
 from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
-from rlhf.plan.memory_model import bytes_per_weight
+from rlhf.plan.memory_model import MemorySetting
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import PhasePlan, select_fastest
@@ -196,13 +196,13 @@ class Plan:
     @property
     def saved_model_bytes(self) -> int:
         """Return the bytes on disk of the saved models, and of their copies such as averages."""
-        total = 0
-        for models in self.models.values():
-            for model in models:
-                if model.trained:
-                    size = bytes_per_weight(model.role, self.config.zero, self.machine.dtype)
-                    total += model.weights * size * (1 + len(model.fp32_copies))
-        return total
+        at = MemorySetting(machine=self.machine, zero=self.config.zero)
+        return sum(
+            model.weights * at.bytes_per_weight(model) * (1 + len(model.fp32_copies))
+            for models in self.models.values()
+            for model in models
+            if model.trained
+        )
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import num_phase_steps
@@ -29,9 +29,6 @@ class Load:
     """Examples of all phases, which every process holds in memory; 0 if unknown."""
     answer: float | None = None
     """Expected tokens per PPO response; None: every response has the maximum."""
-    _padded: dict[tuple[int, int, bool], tuple[int, ...]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
 
     @property
     def mean_tokens(self) -> float:
@@ -49,12 +46,6 @@ class Load:
         The padded width is the expected length of a micro-batch's longest sequence. The sequences
         of a micro-batch have similar lengths if ``is_sorted``, otherwise random lengths.
         """
-        key = passes, micro, is_sorted
-        if key not in self._padded:  # cached, because the planner compares many ZeRO settings
-            self._padded[key] = self._expected_widths(*key)
-        return self._padded[key]
-
-    def _expected_widths(self, passes: int, micro: int, is_sorted: bool) -> tuple[int, ...]:
         share = micro / (micro + 1)  # expected maximum of ``micro`` uniform random numbers
         places = [(i + share) / passes if is_sorted else share for i in range(passes)]
         return tuple(

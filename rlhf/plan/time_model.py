@@ -11,16 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH, Machine
-from rlhf.config.roles import SHARDED_WEIGHTS, stage_of
+from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH
 from rlhf.models.model_uses import Costs, ModelUse, backward_to_forward_ratio, forward_flops
-from rlhf.options import ZeroConfig
-from rlhf.plan.memory_model import (
-    bytes_per_weight,
-    kv_cache_bytes,
-    layer_activation_bytes,
-    offloads_weights,
-)
+from rlhf.plan.memory_model import MemorySetting, kv_cache_bytes, layer_activation_bytes
 
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments and weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
@@ -63,18 +56,16 @@ class Efficiency:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostModel:
-    """The machine, ZeRO setting, efficiency and methods for which all times are estimated."""
+class CostModel(MemorySetting):
+    """A machine and ZeRO setting, with the efficiency and methods for which times are estimated."""
 
-    machine: Machine
-    zero: ZeroConfig
     efficiency: Efficiency
     methods: tuple[Costs, ...] = ()
     """What the run's methods add."""
 
     def is_gathered(self, model: ModelUse) -> bool:
         """Return True if the ranks gather the weights of ``model`` from each other."""
-        return self.machine.ranks > 1 and stage_of(model.role, self.zero) == SHARDED_WEIGHTS
+        return self.machine.ranks > 1 and self.is_sharded(model)
 
     def flops_per_second(self, model: ModelUse, *, trains: bool) -> float:
         """Return the FLOPs per second of a rank in passes of many tokens; lower if sharded."""
@@ -86,10 +77,6 @@ class CostModel:
     def bandwidth(self) -> float:
         """Return the bytes per second that one rank reads from its memory."""
         return self.machine.bandwidth * self.efficiency.bandwidth
-
-    def bytes_per_weight(self, model: ModelUse) -> int:
-        """Return the bytes per weight in the precision in which ``model`` computes."""
-        return bytes_per_weight(model.role, self.zero, self.machine.dtype)
 
 
 def forward_bytes(
@@ -132,7 +119,7 @@ def computing_seconds(
     unfilled = half * work.passes / work.tokens if work.tokens else 0.0
     layers = work.passes * model.shape.layers
     calls = layers * efficiency.layer_calls * machine.call_seconds
-    if stage_of(model.role, costs.zero) == SHARDED_WEIGHTS:
+    if costs.is_sharded(model):
         calls += layers * efficiency.hooked_layer_seconds
     computing = (
         work.operations * (1 + unfilled) / costs.flops_per_second(model, trains=trains)
@@ -152,7 +139,7 @@ def gather_weights_seconds(
     If ``within_node``, the ranks of each node together hold all weights (ZeRO++ hpZ).
     """
     machine, zero = costs.machine, costs.zero
-    if stage_of(model.role, zero) != SHARDED_WEIGHTS:
+    if not costs.is_sharded(model):
         return 0.0
     size = model.weights * costs.bytes_per_weight(model)
     is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.extra_weights)
@@ -160,7 +147,7 @@ def gather_weights_seconds(
     seconds = 0.0
     if machine.ranks > 1:
         seconds = _all_gather_seconds(costs, moved, within_node=within_node)
-    if offloads_weights(model.role, zero):
+    if costs.offloads_weights(model):
         if zero.nvme_path is not None and not model.role.is_frozen:
             return seconds + size / machine.nodes / machine.nvme_of_node
         seconds += size / machine.ranks / machine.host_link
@@ -186,14 +173,13 @@ def no_grad_pass_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -
 def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> float:
     """Return the seconds of a step: the forward passes ``work``, backward passes and optimizer."""
     zero = costs.zero
-    if not model.trained:
-        return 0.0
     compute = computing_seconds(costs, model, work, trains=True)
     compute *= 1 + backward_to_forward_ratio(model)
-    stage = stage_of(model.role, zero)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)
-    reduces = work.passes if stage > 1 else 1  # stages 2 and 3 reduce after every micro-batch
+    reduces = (
+        work.passes if costs.stage(model) > 1 else 1
+    )  # stages 2 and 3 reduce after every micro-batch
     moved = work.passes * (forward + backward) + reduces * _gradient_reduce_seconds(costs, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
     return together + optimizer_seconds(costs, model)
@@ -205,14 +191,14 @@ def _gradient_reduce_seconds(costs: CostModel, model: ModelUse) -> float:
         return 0.0
     is_int4 = zero.quantize_gradients and machine.nodes > 1  # on one node nothing is quantized
     moved = model.trained * costs.bytes_per_weight(model) * (INT8 / 2 if is_int4 else 1)
-    both = 2 if stage_of(model.role, zero) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
+    both = 2 if costs.stage(model) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
     return both * _all_gather_seconds(costs, moved)
 
 
 def optimizer_seconds(costs: CostModel, model: ModelUse) -> float:
     """Return the seconds of AdamW on a rank's share of weights, and of gathering new weights."""
     machine, zero = costs.machine, costs.zero
-    stage = stage_of(model.role, zero)
+    stage = costs.stage(model)
     share = model.trained / (machine.ranks if stage else 1)
     back = 0.0
     if stage in (1, 2) and machine.ranks > 1:

@@ -154,14 +154,10 @@ def test_flops_by_hand(load: Any) -> None:
     # 32 weights for 10 tokens, attention over two sequences of 5, a head of 20 weights at 4 places.
     assert floors.forward_flops(decoder, work, logits=True) == 640 + 200 + 160
     assert floors.forward_flops(decoder, work, logits=False, responses=False) == 384 + 72
-    parts = floors.iteration_flops(
-        shapes.Shape(policy=decoder, scorer=decoder), work, reuses_logprobs=False
-    )
-    assert parts == {"generate": 1000, "score": 2 * 1000 + 2 * 840, "train": 3 * 1840}
-    reused = floors.iteration_flops(
-        shapes.Shape(policy=decoder, scorer=decoder), work, reuses_logprobs=True
-    )
-    assert reused["score"] == 1000 + 2 * 840
+    shape = shapes.Shape(policy=decoder, scorer=decoder)
+    for reuses, score in ((False, 2 * 1000 + 2 * 840), (True, 1000 + 2 * 840)):
+        parts = floors.iteration_flops(shape, work, reuses_logprobs=reuses)
+        assert parts == {"generate": 1000, "score": score, "train": 3 * 1840}
 
 
 def test_bytes_of_a_step_by_hand(load: Any) -> None:

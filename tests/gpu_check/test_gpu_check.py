@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,16 @@ import pytest
 
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check import runs
-from rlhf.gpu_check.processes import PARTS, run_part
-from rlhf.gpu_check.rows import CheckResults, CheckRow, PartResult, RowVerdict, Size, write_results
+from rlhf.gpu_check.processes import run_part
+from rlhf.gpu_check.rows import (
+    CheckPart,
+    CheckResults,
+    CheckRow,
+    RowVerdict,
+    Size,
+    read_parts,
+    write_results,
+)
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.runtime.launch_mode import LAUNCHER
 from tests.documents import read_document
@@ -26,13 +34,20 @@ FAILED = replace(FAILED, seconds=2.0, numbers={"a": 1})
 SKIPPED = replace(PASSED, verdict=RowVerdict.skipped)
 
 
-def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[CheckRow], list[CheckRow]]:
-    """The rows of a planted part, and those that it showed."""
-    shown: list[CheckRow] = []
-    part = replace(PARTS[0], name=name)
-    module = "tests.gpu_check.planted_part"
-    rows = run_part(part, folder / name, Size.tiny, seconds, shown.append, module)
-    return list(rows), shown
+def part(name: str, *rows: CheckRow) -> CheckPart:
+    """A part with remedies, which has measured ``rows``."""
+    remedies = {"loss": "zero=stage1", "score": "zero=stage1"}
+    first, seconds = read_parts()[0], 61 if rows else 0
+    named = replace(first, name=name, title=name.title(), remedies=remedies)
+    return replace(named, rows=list(rows), seconds=seconds)
+
+
+def planted(name: str, folder: Path, seconds: float = 30) -> list[CheckRow]:
+    """The rows of a planted part."""
+    run, module = part(name), "tests.gpu_check.planted_part"
+    shown = list(run_part(run, folder / name, Size.tiny, seconds, module))
+    assert shown == run.rows
+    return shown
 
 
 @pytest.mark.parametrize(
@@ -47,10 +62,9 @@ def planted(name: str, folder: Path, seconds: float = 30) -> tuple[list[CheckRow
     ],
 )
 def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Path) -> None:
-    rows, shown = planted(name, tmp_path)
+    rows = planted(name, tmp_path)
     log = tmp_path / name / "log.txt"
     assert [row.figure for row in rows] == [figure.format(log=log) for figure in figures]
-    assert shown == rows
     failed = [row.verdict is RowVerdict.failed for row in rows]
     assert failed == [row.figure != "1" for row in rows]
     assert ("Traceback" in log.read_text()) == (name == "raises")
@@ -58,7 +72,7 @@ def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Pat
 
 
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    rows, _ = planted("hangs", tmp_path, seconds=2.5)
+    rows = planted("hangs", tmp_path, seconds=2.5)
     assert [row.verdict for row in rows] == [RowVerdict.passed, RowVerdict.failed]
     assert rows[1].figure.startswith("no end in 0.0 minutes, so it was killed; see ")
     child = int((tmp_path / "hangs" / "child").read_text())
@@ -66,22 +80,15 @@ def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) ->
 
 
 def test_a_part_without_time_left_fails(tmp_path: Path) -> None:
-    rows, shown = planted("well", tmp_path, seconds=0)
-    assert rows == shown
-    assert "no time was left" in rows[0].figure
-    assert rows[0].verdict is RowVerdict.failed
-
-
-def part(name: str, *rows: CheckRow) -> PartResult:
-    remedies = {"loss": "zero=stage1", "score": "zero=stage1"}
-    named = replace(PARTS[0], name=name, title=name.title(), remedies=remedies)
-    return PartResult(part=named, rows=rows, seconds=61)
+    (row,) = planted("well", tmp_path, seconds=0)
+    assert "no time was left" in row.figure
+    assert row.verdict is RowVerdict.failed
 
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:
     failing = [PASSED, FAILED, replace(FAILED, what="score"), replace(FAILED, what="speed")]
     parts = [part("one", PASSED), part("two", *failing), part("three", SKIPPED)]
-    check = CheckResults(started="now", command="python", parts=parts, waiting=["four"])
+    check = CheckResults(started="now", command="python", parts=[*parts, part("four")])
     write_results(tmp_path, check)
     page = (tmp_path / "gpu_check.md").read_text()
     first = "Works here: One. Cannot run here: Three. Fails: Two. Not run yet: four. Set: "
@@ -105,10 +112,11 @@ def run_main(
     """The exit code, and what was on the drive when each part began."""
     before = []
 
-    def fake(*_: object) -> Sequence[CheckRow]:
+    def fake(part: CheckPart, *_: object) -> Iterator[CheckRow]:
         file = folder / "gpu_check.json"
         before.append(json.loads(file.read_text()) if file.exists() else {})
-        return rows
+        part.rows.extend(rows)
+        yield from rows
 
     monkeypatch.setattr(command, "run_part", fake)
     return command.main([str(folder), "--only", "machine", "resume", "--json"]), before
@@ -149,7 +157,7 @@ def test_launcher_is_there_and_a_failed_run_says_why(tmp_path: Path) -> None:
     run = EndedRun(run_dir=tmp_path, code=2, output=output, seconds=1.0)
     assert run.last_line == "ppo.gamma=2: too large"
     with pytest.raises(Exception, match=r"exit code 2: ppo\.gamma=2"):
-        _ = run.result
+        _ = run.metrics
 
 
 @pytest.mark.parametrize(("before", "limit"), [([], 600), ([20.0], 240), ([300.0, 20.0], 1200)])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,15 @@ import torch
 from rlhf.base.errors import RolloutError
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import current_ranks
-from rlhf.gpu_check import collectives, runs
-from rlhf.gpu_check.parts import decoders, memory, pipelines, resume, vllm
-from rlhf.gpu_check.processes import PARTS
+from rlhf.gpu_check import collectives, decoders, memory, pipelines, resume, rollouts, runs
 from rlhf.gpu_check.rows import (
     CheckPart,
-    CheckSetting,
     RowVerdict,
     Size,
+    Task,
     measure_row,
-    measured_finding,
+    measured_row,
+    read_parts,
 )
 from rlhf.gpu_check.runs import EndedRun
 from rlhf.jobs.completion import build_new_config
@@ -143,26 +143,19 @@ def test_memory_that_grows_with_every_step(
     assert found.figure.startswith("2.000 GiB after step 2, ")
 
 
-SERVER = """#!{python}
-import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b'{{"weight_version": "1"}}')
-
-
-assert sys.argv[1:3] == ["serve", "{model}"]
-HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+# Serves the file weight_info; its last argument is the port.
+SERVER = """#!/bin/sh
+test "$1 $2" = "serve {model}" || exit 1
+for port; do :; done
+exec {python} -m http.server --bind 127.0.0.1 --directory {folder} "$port"
 """
 
 
 def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = tmp_path / "sft" / "sft" / "model"
-    (tmp_path / "vllm").write_text(SERVER.format(python=sys.executable, model=model))
+    server = SERVER.format(python=sys.executable, model=model, folder=tmp_path)
+    (tmp_path / "weight_info").write_text('{"weight_version": "1"}')
+    (tmp_path / "vllm").write_text(server)
     (tmp_path / "vllm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     started = []
@@ -173,13 +166,12 @@ def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
             url = words[-1].removeprefix("rollout.server.url=")
             assert VllmClient(url, timeout=1.0).fetch_weight_version() == "1"
         run_dir.mkdir()
-        (run_dir / "result.json").write_text(json.dumps({"phases": {}}))
         line = {"phase": "ppo", "step": 1, "ppo/logprob_mismatch": 0.03}
         (run_dir / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
         return EndedRun(run_dir=run_dir, code=0, output="", seconds=1.0)
 
-    monkeypatch.setattr(vllm, "run_to_end", run)
-    found = vllm._check_server(tmp_path)
+    monkeypatch.setattr(rollouts, "run_to_end", run)
+    found = rollouts._check_server(tmp_path)
     assert found.figure == "0.0300 nats"
     assert found.verdict is RowVerdict.failed
     assert f"model.path={model}" in started[1]
@@ -188,11 +180,9 @@ def test_ppo_gets_a_vllm_server_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_runs_cover_engines_stages_precisions_and_offload(gpu: Gpu) -> None:
-    names = list(pipelines.words_by_run("pipelines"))
-    assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= set(names)
-    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 3, fp16"} <= set(
-        names
-    )
+    names = set(pipelines.words_by_run("pipelines"))
+    assert {f"DeepSpeed, stage {stage}, bf16" for stage in range(4)} <= names
+    assert {"torch, stage 1, fp32", "offload, stage 3, bf16", "DeepSpeed, stage 3, fp16"} <= names
     assert all(Dtype(name.rpartition(" ")[2]) for name in names)
 
 
@@ -208,13 +198,18 @@ def test_engines_are_resumed_in_the_precision_of_the_gpu(
 ) -> None:
     monkeypatch.setattr(pipelines, "resolve_dtype", lambda *_: dtype)
     monkeypatch.setattr(resume, "_compare_with_killed_run", lambda *_: None)
-    setting = CheckSetting(part="resume", folder=tmp_path, size=Size.full)
-    assert [task.what for task in resume.tasks(setting)] == engines
+    assert [what for what, _ in resume.check_resume(tmp_path, Size.full)] == engines
 
 
-def test_every_part_has_its_module() -> None:
-    for part in PARTS:
-        assert callable(import_module(f"rlhf.gpu_check.parts.{part.module}").tasks)
+PARTS = read_parts()
+
+
+def tasks_of(part: CheckPart) -> Callable[[Path, Size], Iterator[Task]]:
+    return getattr(import_module(f"rlhf.gpu_check.{part.module}"), f"check_{part.name}")
+
+
+def test_every_part_has_its_function() -> None:
+    assert all(callable(tasks_of(part)) for part in PARTS)
 
 
 def test_remedies_are_keys_of_a_run(compose: Compose) -> None:
@@ -238,12 +233,11 @@ def test_launch_options_of_a_part_are_accepted(
 
     monkeypatch.setattr(runs, "_run_launcher", run_launcher)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(pipelines, "_check_collectives", measured_finding)
-    monkeypatch.setattr(vllm, "which", str)
+    monkeypatch.setattr(pipelines, "_check_collectives", measured_row)
+    monkeypatch.setattr(rollouts, "which", str)
     if part.name not in ("machine", "kernels", "decoders"):
-        setting = CheckSetting(part=part.name, folder=tmp_path, size=Size.full)
-        for task in import_module(f"rlhf.gpu_check.parts.{part.module}").tasks(setting):
-            measure_row(task)
+        for task in tasks_of(part)(tmp_path, Size.full):
+            measure_row(*task)
         assert started
     for words in started:
         if not any(word.startswith("model.path=/") for word in words):  # that run trains it first

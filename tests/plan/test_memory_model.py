@@ -1,18 +1,18 @@
 """Bytes of one rank, worked by hand, and what autograd really keeps for a backward pass."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from rlhf.config.choices import Dtype, MomentsDtype, TrainingEngine
-from rlhf.config.roles import Role, runs_on_torch
+from rlhf.config.roles import Role
 from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.shapes import FAMILIES
 from rlhf.plan import memory_model, phase_costs
 from rlhf.plan.memory_model import (
+    MemorySetting,
     activation_bytes,
     autocast_copy_bytes,
     count_persistent_weights,
@@ -30,22 +30,22 @@ from tests.zero_settings import zero_config
 
 RANKS = 4
 N = 2816  # weights: 2 layers of 872, and 1072 outside; 2 * 104 + 16 of them are in vectors
-DEEPSPEED = {"engine": TrainingEngine.deepspeed}
 SHARDED = {"param_persistence_threshold": 0}
 
 
+def at(
+    dtype: Dtype = Dtype.bf16, *, ranks: int = RANKS, is_gpu: bool = True, **zero: Any
+) -> MemorySetting:
+    """Machine and ZeRO setting; stage 1 if ``zero`` names no other."""
+    of = machine(dtype=dtype, ranks=ranks, is_gpu=is_gpu)
+    return MemorySetting(machine=of, zero=zero_config(**{"stage": 1} | zero))
+
+
 def states(
-    role: Role = Role.actor,
-    *,
-    dtype: Dtype = Dtype.bf16,
-    ranks: int = RANKS,
-    model: dict[str, Any] | None = None,
-    **zero: Any,
+    role: Role = Role.actor, *, model: dict[str, Any] | None = None, **setting: Any
 ) -> tuple[dict[str, int], dict[str, int]]:
     """States of a tiny model on its device and on the host."""
-    found = model_state_bytes(
-        use(role, **(model or {})), zero_config(**zero), machine(dtype=dtype, ranks=ranks)
-    )
+    found = model_state_bytes(at(**setting), use(role, **(model or {})))
     return dict(found.device), dict(found.host)
 
 
@@ -99,36 +99,39 @@ def test_states(given: dict[str, Any], device: tuple[float, ...], host: tuple[fl
         assert [found.get(name, 0) for name in STATES] == expected
 
 
-def test_only_adapters_have_gradients_and_states() -> None:
-    device, _ = states(stage=2, model=ADAPTED)
-    assert device == {"weights": 2 * (N + 400), "gradients": 200, "optimizer": 1200}
+INT8 = {"stage": 3, "quantize_frozen_weights": True, "dtype": Dtype.fp16}
 
 
-def test_which_engine_runs_the_models() -> None:
-    zero = zero_config(stage=1)
-    assert runs_on_torch(zero, dtype=Dtype.bf16, ranks=1)
-    assert not runs_on_torch(zero, dtype=Dtype.bf16, ranks=2)
-    assert not runs_on_torch(zero, dtype=Dtype.fp16, ranks=1)
-    assert not runs_on_torch(zero_config(**DEEPSPEED), dtype=Dtype.bf16, ranks=1)
-    assert not runs_on_torch(
-        zero_config(stage=1, offload_optimizer=True), dtype=Dtype.bf16, ranks=1
-    )
+@pytest.mark.parametrize(
+    ("given", "name", "found"),
+    [
+        # Only adapters have gradients and states; the frozen weights below them may be int8.
+        ({"stage": 2, "model": ADAPTED}, "weights", 2 * (N + 400)),
+        ({"stage": 2, "model": ADAPTED}, "gradients", 200),
+        ({"stage": 2, "model": ADAPTED}, "optimizer", 1200),
+        (INT8 | {"model": ADAPTED}, "weights", (N + 2 * 400) // 4),
+        # A second copy of the weights lies in each node, unless all ranks are the node's.
+        ({"stage": 3, "ranks": 16}, "weights", 2 * N // 16),
+        ({"stage": 3, "ranks": 16, "hpz_partition_size": 8}, "weights", 2 * N // 16 + 2 * N // 8),
+        ({"stage": 3, "ranks": 8, "hpz_partition_size": 8}, "weights", 2 * N // 8),
+    ],
+)
+def test_adapters_and_copies(given: dict[str, Any], name: str, found: int) -> None:
+    assert states(**SHARDED | given)[0][name] == found
 
 
-def test_a_second_copy_of_the_weights_lies_in_each_node() -> None:
-    plain, _ = states(stage=3, ranks=16, **SHARDED)
-    twice, _ = states(stage=3, ranks=16, hpz_partition_size=8, **SHARDED)
-    assert plain["weights"] == 2 * N // 16
-    assert twice["weights"] == 2 * N // 16 + 2 * N // 8
-    # All ranks are the node's: that would be the same shards once more.
-    one_node, _ = states(stage=3, ranks=8, hpz_partition_size=8, **SHARDED)
-    assert one_node["weights"] == 2 * N // 8
-
-
-def test_frozen_weights_below_adapters_may_be_int8() -> None:
-    keys = {"stage": 3, "quantize_frozen_weights": True}
-    device, _ = states(dtype=Dtype.fp16, model=ADAPTED, **keys, **SHARDED)
-    assert device["weights"] == (N + 2 * 400) // 4
+@pytest.mark.parametrize(
+    ("setting", "is_torch"),
+    [
+        ({"ranks": 1}, True),
+        ({"ranks": 2}, False),
+        ({"ranks": 1, "dtype": Dtype.fp16}, False),
+        ({"ranks": 1, "engine": TrainingEngine.deepspeed}, False),
+        ({"ranks": 1, "offload_optimizer": True}, False),
+    ],
+)
+def test_which_engine_runs_the_models(setting: dict[str, Any], is_torch: bool) -> None:
+    assert at(**setting).runs_on_torch(use()) is is_torch
 
 
 @pytest.mark.parametrize(
@@ -147,26 +150,23 @@ def test_small_tensors_stay_whole(threshold: int | None, adapters: int, found: i
     model = use(extra_weights=adapters)
     zero = zero_config(stage=3, param_persistence_threshold=threshold)
     assert count_persistent_weights(model, zero) == found
-
-
-def test_persistent_weights_come_on_top_of_the_shards() -> None:
-    device, _ = states(stage=3)
-    assert device["weights"] == 2 * N // 4 + 2 * 2 * 104
+    kept = model_state_bytes(MemorySetting(machine=machine(), zero=zero), model)
+    assert kept.device["weights"] == 2 * model.weights // 4 + 2 * found  # on top of the shards
 
 
 # h = 8, 2 heads of 4, ffn 32 with relu, 5 tokens, 3 sequences, 2 bytes:
 # norms 2 * 2 * 8, queries, keys, values and their mixture 4 * 8, the wide part 32: 96.
-SHAPES = {"sequences": 3, "tokens": 5, "size": 2, "uses_matmul_attention": False}
+BATCH = {"sequences": 3, "tokens": 5}
 KEPT, INPUTS = 3 * 5 * 96 * 2, 3 * 5 * 8 * 2  # of a layer
 
 
 def test_activations_by_hand() -> None:
-    assert activation_bytes(use(), **SHAPES) == 2 * KEPT
+    assert activation_bytes(at(), use(), **BATCH) == 2 * KEPT
     mask, shares = 5 * 5 * 2, 3 * 2 * 5 * 5 * 2
-    by_products = SHAPES | {"uses_matmul_attention": True}
-    assert activation_bytes(use(), **by_products) == 2 * (KEPT + shares + mask)
-    long = by_products | {"tokens": 13}  # more than three for each of a head's four dimensions
-    assert activation_bytes(use(), **long) == 2 * (3 * 13 * 96 * 2 + 13 * 13 * 2)
+    cpu = at(is_gpu=False)  # by matrix products
+    assert activation_bytes(cpu, use(), **BATCH) == 2 * (KEPT + shares + mask)
+    long = BATCH | {"tokens": 13}  # more than three for each of a head's four dimensions
+    assert activation_bytes(cpu, use(), **long) == 2 * (3 * 13 * 96 * 2 + 13 * 13 * 2)
 
 
 # Numbers of a token with 8 hidden, 4 heads of 2, 2 of keys and values, 20 wide:
@@ -198,36 +198,33 @@ def test_activations_of_a_layer_by_hand(
     assert kept == 7 * found
 
 
-def test_checkpointed_layers_keep_their_input() -> None:
+def test_layers_that_are_computed_again_or_do_not_learn() -> None:
     # Two inputs, and the layer that is just computed again.
-    assert activation_bytes(use(checkpointed=2), **SHAPES) == 2 * INPUTS + KEPT
-    assert activation_bytes(use(checkpointed=1), **SHAPES) == KEPT + INPUTS + KEPT
+    assert activation_bytes(at(), use(checkpointed=2), **BATCH) == 2 * INPUTS + KEPT
+    assert activation_bytes(at(), use(checkpointed=1), **BATCH) == KEPT + INPUTS + KEPT
     some = use(shape=shape(num_hidden_layers=10), checkpointed=7)
-    assert activation_bytes(some, **SHAPES) == 3 * KEPT + 7 * INPUTS + KEPT
-
-
-def test_layers_below_all_that_learns_keep_nothing() -> None:
-    assert activation_bytes(use(layers=1), **SHAPES) == KEPT
+    assert activation_bytes(at(), some, **BATCH) == 3 * KEPT + 7 * INPUTS + KEPT
+    assert activation_bytes(at(), use(layers=1), **BATCH) == KEPT  # below all that learns
 
 
 def test_logits_are_there_in_blocks() -> None:
     # Logits in the model's precision; the softmax of at most 256 positions, twice in fp32.
-    gpu, cpu = (partial(logit_bytes, size=2, is_gpu=is_gpu) for is_gpu in (True, False))
-    assert gpu(use(), positions=10) == cpu(use(), positions=10) == 10 * 100 * (2 + 8)
-    assert gpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
-    assert cpu(use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
     wide = use(shape=shape(vocab_size=5_000))
-    assert gpu(wide, positions=10_000) == 5_000 * (1024 * 2 + 256 * 8)
-    assert cpu(wide, positions=10_000) == 2048 * (1024 * 2 + 256 * 8)
-    assert gpu(use(Role.critic), positions=10) == 0
+    for setting, most in ((at(), 5_000), (at(is_gpu=False), 2048)):
+        assert logit_bytes(setting, use(), positions=10) == 10 * 100 * (2 + 8)
+        assert logit_bytes(setting, use(), positions=10_000) == 100 * (1024 * 2 + 256 * 8)
+        assert logit_bytes(setting, wide, positions=10_000) == most * (1024 * 2 + 256 * 8)
+        assert logit_bytes(setting, use(Role.critic), positions=10) == 0
 
 
 def test_reading_keeps_one_layer_or_the_logits() -> None:
     # 15 tokens of 2 * 8 numbers, and of 2 * 32 in the layer or their logits.
-    reading = partial(no_grad_pass_bytes, sequences=3, tokens=5, size=2, is_gpu=False)
-    assert reading(use()) == 15 * 16 * 2 + 15 * 100 * (2 + 8)
-    assert reading(use(Role.reward)) == 15 * (16 + 64) * 2
-    assert reading(use(Role.reward, extra_weights=1)) == 15 * (16 + 128) * 2
+    for model, found in (
+        (use(), 15 * 16 * 2 + 15 * 100 * (2 + 8)),
+        (use(Role.reward), 15 * (16 + 64) * 2),
+        (use(Role.reward, extra_weights=1), 15 * (16 + 128) * 2),
+    ):
+        assert no_grad_pass_bytes(at(is_gpu=False), model, **BATCH) == found
 
 
 @pytest.mark.parametrize(
@@ -241,41 +238,31 @@ def test_reading_keeps_one_layer_or_the_logits() -> None:
     ],
 )
 def test_what_gradients_are_reduced_in(keys: dict[str, Any], found: int) -> None:
-    zero = zero_config(**{"reduce_bucket_size": 1000} | keys)
-    assert gradient_bucket_bytes(use(), zero, machine()) == found
-    assert gradient_bucket_bytes(use(Role.reference), zero, machine()) == 0
-    alone = gradient_bucket_bytes(use(), zero, machine(ranks=1))
-    assert alone == 0  # torch has none
+    keys = {"reduce_bucket_size": 1000} | keys
+    assert gradient_bucket_bytes(at(**keys), use()) == found
+    assert gradient_bucket_bytes(at(**keys), use(Role.reference)) == 0
+    assert gradient_bucket_bytes(at(**keys, ranks=1), use()) == 0  # torch has none
 
 
 @pytest.mark.parametrize(
-    ("keys", "found"),
+    ("keys", "found", "alone"),
     [
-        ({"stage": 2}, 0),
-        ({"stage": 3}, 2 * N * 2),  # so small a model is whole, and comes next
-        ({"stage": 3, "max_live_parameters": 700, "prefetch_bucket_size": 300}, (700 + 300) * 2),
+        ({"stage": 2}, 0, 0),
+        ({"stage": 3}, 2 * N * 2, 0),  # so small a model is whole, and comes next
+        ({"stage": 3, "max_live_parameters": 700, "prefetch_bucket_size": 300}, 1000 * 2, 0),
+        ({"stage": 3, "offload_parameters": True}, 2 * N * 2, 2 * N * 2),
     ],
 )
-def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int) -> None:
-    zero = zero_config(**keys)
-    assert gathered_weight_bytes(use(), zero, machine()) == found
-    assert gathered_weight_bytes(use(), zero, machine(ranks=1)) == 0
-
-
-def test_offloaded_weights_come_to_one_rank_too() -> None:
-    zero = zero_config(stage=3, offload_parameters=True)
-    alone = machine(ranks=1)
-    assert gathered_weight_bytes(use(), zero, alone) == 2 * N * 2
-    reference = gathered_weight_bytes(use(Role.reference), zero, alone)
-    assert reference == 0  # it is not offloaded
+def test_weights_that_are_gathered_for_a_pass(keys: dict[str, Any], found: int, alone: int) -> None:
+    assert gathered_weight_bytes(at(**keys), use()) == found
+    assert gathered_weight_bytes(at(**keys, ranks=1), use()) == alone
+    assert gathered_weight_bytes(at(**keys, ranks=1), use(Role.reference)) == 0  # not offloaded
 
 
 def test_autocast_copies_matrices() -> None:
-    matrices = 2 * 768
     model = use(extra_weights=10)
-    assert autocast_copy_bytes(model, size=4, dtype=Dtype.bf16) == 2 * (matrices + 10)
-    assert autocast_copy_bytes(model, size=2, dtype=Dtype.bf16) == 0
-    assert autocast_copy_bytes(model, size=4, dtype=Dtype.fp32) == 0
+    assert autocast_copy_bytes(at(stage=0), model) == 2 * (2 * 768 + 10)
+    assert autocast_copy_bytes(at(), model) == autocast_copy_bytes(at(Dtype.fp32), model) == 0
 
 
 def test_keys_and_values() -> None:
@@ -340,12 +327,13 @@ def test_what_autograd_keeps(
     module = build_actor(source, tokenizer, seed=1).to(dtype).train()
     ids_BS = torch.arange(SEQUENCES * TOKENS).view(SEQUENCES, TOKENS)
     again = {False: 0, 3: 3, True: 6}[checkpointing]
-    how = {"sequences": SEQUENCES, "tokens": TOKENS, "size": dtype.itemsize}
-    how["uses_matmul_attention"] = attention is None and family != "bloom"
+    precision = Dtype.bf16 if dtype is torch.bfloat16 else Dtype.fp32
+    how = {"sequences": SEQUENCES, "tokens": TOKENS}
+    setting = at(precision, is_gpu=attention is not None or family == "bloom")
     of = FAMILIES[family](fields)
-    predicted = activation_bytes(use(shape=of, checkpointed=again), **how)
+    predicted = activation_bytes(setting, use(shape=of, checkpointed=again), **how)
     if again:  # autograd sees the layer that is computed again only in the backward pass
-        predicted -= activation_bytes(use(shape=of, layers=1), **how)
+        predicted -= activation_bytes(setting, use(shape=of, layers=1), **how)
     measured = saved_bytes(module, ids_BS)
     last_norm = SEQUENCES * TOKENS * 64 * 12 if again == 6 else 0  # then it is not small
     assert abs(measured - predicted) <= 0.15 * measured + last_norm

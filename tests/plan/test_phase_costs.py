@@ -16,8 +16,9 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import costs_of_methods, models_in_phase
 from rlhf.options import Backend
 from rlhf.plan import memory_model, time_model
+from rlhf.plan.memory_model import uses_matmul_attention
 from rlhf.plan.phase_costs import bytes_outside_steps, cuda_graph_bytes, plan_phase
-from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory, uses_matmul_attention
+from rlhf.plan.phase_memory import KEPT_FREED, PhaseMemory
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, plan_run
 from rlhf.plan.steps import Load, assume_loads
@@ -117,22 +118,17 @@ def test_attention_by_matrix_products_works_in_scores(compose: Compose) -> None:
     config = run_of(compose, "hardware.memory_gib=8", "hardware.dtype=bf16", "zero=stage1")
     here = scene(config, Phase.sft)
     (model,) = here.models
-    assert uses_matmul_attention(512, is_gpu=here.at.machine.is_gpu)
-    assert not uses_matmul_attention(513, is_gpu=here.at.machine.is_gpu)
-    one = memory_model.attention_score_bytes(model.shape, sequences=64, tokens=100, size=2)
-    assert one == 64 * 8 * 100 * 100 * 2
-    read = memory_model.no_grad_pass_bytes(model, sequences=64, tokens=100, size=2, is_gpu=False)
-    extra = here.scoring_peak([model], sequences=64, tokens=100) - here.resident_bytes()
+    for tokens, is_gpu, is_matmul in ((512, False, True), (513, False, False), (10, True, False)):
+        assert uses_matmul_attention(tokens, is_gpu=is_gpu) is is_matmul
+    batch, one = {"sequences": 64, "tokens": 100}, 64 * 8 * 100 * 100 * 2
+    read = memory_model.no_grad_pass_bytes(here.at, model, **batch)
+    extra = here.scoring_peak([model], **batch) - here.resident_bytes()
     assert extra["activations"] == read + 2 * one
-    kept = memory_model.activation_bytes(
-        model, sequences=64, tokens=100, size=2, uses_matmul_attention=True
-    )
-    few = here.training_peak(model, sequences=64, tokens=100, positions=1, passes=2)
+    kept = memory_model.activation_bytes(here.at, model, **batch)
+    few = here.training_peak(model, **batch, positions=1, passes=2)
     kept = round(KEPT_FREED * kept)  # with what freed blocks of other lengths leave
     assert few["activations"] == kept + 18 * one
     assert few["logits"] == 0  # freed by then
-    gpu = scene(eight_gpus(compose), Phase.sft).at.machine
-    assert not uses_matmul_attention(10, is_gpu=gpu.is_gpu)
 
 
 def test_the_larger_of_two_readers_counts(compose: Compose) -> None:
@@ -296,31 +292,24 @@ def test_branches_are_sampled_from_the_middle_and_scored(
     assert found["branch"] == pytest.approx(branches * whole)
 
 
-def test_a_held_out_response_takes_half_the_time_of_a_pair(compose: Compose) -> None:
-    load, seconds = Load(steps=9, lengths=(10,), held_out=64), []
-    for loss, micro in (("end", 8), ("classification", 16)):
-        words = ("phase=reward", f"reward.loss={loss}", f"reward.micro_batch_size={micro}")
-        (planned,) = plan_run(run_of(compose, *words), {Phase.reward: load}).phases
-        seconds.append(planned.other_seconds["evaluate"])
-    assert seconds[0] == pytest.approx(2 * seconds[1])
+def evaluating(config: RunConfig, held_out: int = 64) -> float:
+    """Seconds of the last phase's evaluations."""
+    load = Load(steps=9, lengths=(10,), held_out=held_out)
+    plan = plan_run(config, dict.fromkeys(config.phase.order, load))
+    return plan.phases[-1].other_seconds["evaluate"]
 
 
-def test_evaluations_decode_as_many_rows_as_training(compose: Compose) -> None:
-    load, seconds = Load(steps=9, lengths=(10,), held_out=800), []
-    for rows in (1, 16):
-        config = eight_gpus(compose, ppo={"micro_batch_size": 8}, rollout={"max_rows": rows})
-        planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
-        seconds.append(planned.other_seconds["evaluate"])
-    assert seconds[0] > 2 * seconds[1]
-
-
-def test_the_average_answers_the_held_out_prompts_too(compose: Compose) -> None:
-    load, seconds = Load(steps=9, lengths=(10,), held_out=64), []
-    for beta in (0.0, 0.99):
-        config = eight_gpus(compose, ppo={"ema_beta": beta, "eval_every": 0})
-        planned = plan_run(config, dict.fromkeys(config.phase.order, load)).phases[-1]
-        seconds.append(planned.other_seconds["evaluate"])
-    assert seconds[1] == pytest.approx(1.5 * seconds[0]), "before, after, and the average"
+def test_what_evaluations_take(compose: Compose) -> None:
+    pairs, responses = (
+        run_of(compose, "phase=reward", f"reward.loss={loss}", f"reward.micro_batch_size={micro}")
+        for loss, micro in (("end", 8), ("classification", 16))
+    )
+    assert evaluating(pairs) == pytest.approx(2 * evaluating(responses))
+    ppo = eight_gpus(compose, ppo={"micro_batch_size": 8, "ema_beta": 0.0, "eval_every": 0})
+    average = changed(ppo, ppo={"ema_beta": 0.99})
+    assert evaluating(average) == pytest.approx(1.5 * evaluating(ppo)), "before, after, average"
+    one, many = (changed(ppo, rollout={"max_rows": rows}) for rows in (1, 16))
+    assert evaluating(one, 800) > 2 * evaluating(many, 800), "as many rows as in training"
 
 
 @pytest.mark.parametrize(("rollout", "is_shared"), [("fast", True), ("hf", False)])

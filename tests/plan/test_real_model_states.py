@@ -8,7 +8,7 @@ from filelock import FileLock
 
 from rlhf.config.choices import Phase
 from rlhf.models.model_uses import models_in_phase
-from rlhf.plan.memory_model import model_state_bytes
+from rlhf.plan.memory_model import MemorySetting, model_state_bytes
 from tests.plan.planned import Compose, machine, run_of
 from tests.plan.states_rank import CASES, LORA_RANK, OPT, RANKS, group_by_setting
 from tests.runs import TORCHRUN, python, session_folder
@@ -42,7 +42,7 @@ def test_the_plan_is_what_is_measured(case: int, found: Found, compose: Compose)
     config = run_of(compose, *words)
     actor = models_in_phase(config, Phase.ppo)[0]
     zero = group_by_setting(stage, threshold)
-    states = model_state_bytes(actor, zero, machine(ranks=RANKS))
+    states = model_state_bytes(MemorySetting(machine=machine(ranks=RANKS), zero=zero), actor)
     assert not states.host
     for of_rank in cases:
         assert (actor.weights, actor.trained) == (of_rank["weights"], of_rank["trained"])

@@ -549,6 +549,17 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                                       c10::dtype_or_default(dtype)));
 }
 
+// oneDNN's product of 16-bit matrices reads past rows of odd length, where fresh memory has NaN. A
+// GPU's does not: it gets rows without padding.
+void product(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
+  for (auto value = stack->end() - 2; value != stack->end(); ++value) {
+    auto matrix = value->toTensor();
+    bool is_padded = matrix.stride(1) == 1 && matrix.stride(0) > matrix.size(1);
+    if (matrix.itemsize() == 2 && is_padded) *value = matrix.contiguous();
+  }
+  run(operation, stack);
+}
+
 // A GPU's softmax can read fp16 and write fp32. A CPU's cannot: its input is converted before, and
 // the gradient of its input after.
 void softmax(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
@@ -669,6 +680,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("set_", &set_nothing);
   m.impl("record_stream", &record_stream);
+  m.impl("mm", torch::CppFunction::makeFromBoxedFunction<&product>());
   m.impl("_softmax", torch::CppFunction::makeFromBoxedFunction<&softmax>());
   m.impl("_softmax_backward_data", torch::CppFunction::makeFromBoxedFunction<&softmax_gradient>());
   // A GPU has a kernel for it; torch's fallback takes five operations.

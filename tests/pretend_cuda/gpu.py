@@ -93,23 +93,24 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def _torch_folder() -> Path:
+    """Return the folder of torch, which is not imported."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
 def missing_to_pretend() -> str | None:
     """Return what keeps this machine from pretending a GPU; a build with CUDA has a real one's."""
-    torch = find_spec("torch")
-    assert torch is not None
-    assert torch.origin is not None
-    version = Path(torch.origin).with_name("version.py").read_text()
-    if "cuda: Optional[str] = None" not in version:
+    if "cuda: Optional[str] = None" not in (_torch_folder() / "version.py").read_text():
         return "torch is not a build for the CPU"
     return None if which("g++") else "no C++ compiler for the pretended GPU"
 
 
 def _built() -> Path:
     """Return device.cpp as a shared library, which is compiled once for each version of torch."""
-    spec = find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    torch = Path(spec.origin).parent
+    torch = _torch_folder()
     made_of = SOURCE.read_bytes() + (torch / "version.py").read_bytes()
     library = BUILT / f"pretend_cuda-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
     library.parent.mkdir(exist_ok=True)

@@ -126,8 +126,8 @@ def test_no_file_name_stands_twice() -> None:
     assert not repeated(file_names(FILES))
 
 
-# Entry points, the interface of a part of gpu_check, and the kernels that both devices have.
-SAME_EVERYWHERE = {"main", "tasks", "adamw_kernel", "average_kernel", "logprobs_kernel"}
+# Entry points, and the kernels that both devices have.
+SAME_EVERYWHERE = {"main", "adamw_kernel", "average_kernel", "logprobs_kernel"}
 
 
 def test_no_public_name_stands_twice() -> None:

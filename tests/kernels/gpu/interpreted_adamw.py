@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.engine import split_adamw as lean_adamw
-from rlhf.gpu_check.parts import kernels as gpu_check_kernels
+from rlhf.gpu_check import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.kernels.gpu import adamw_gpu, adamw_triton, gpu_kernels
 from rlhf.kernels.gpu.adamw_gpu import BLOCK, ParameterTable

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf.base.types import LogprobOptions
-from rlhf.gpu_check.parts import kernels as gpu_check_kernels
+from rlhf.gpu_check import kernels as gpu_check_kernels
 from rlhf.gpu_check.rows import RowVerdict
 from rlhf.kernels.gpu import gpu_kernels, logprobs_triton
 from rlhf.kernels.gpu import logprobs_gpu as logprobs

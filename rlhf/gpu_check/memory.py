@@ -1,4 +1,7 @@
-"""Compare the peak memory of whole phases with the planner's figure; look for growth over steps."""
+"""Compare memory with the planner's figure; look for growth over steps, and at its end.
+
+The parts ``memory`` (whole phases, and PPO steps in one process) and ``oom`` (out of memory).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from typing import Any
 
 import torch
 
-from rlhf.config.freeze import load_run
+from rlhf.base.errors import USER_ERROR
+from rlhf.config.freeze import load_frozen_config, load_run
 from rlhf.config.machine_rates import GIB
-from rlhf.gpu_check.rows import CheckSetting, Finding, Size, Task, checked_finding
-from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, planned_gib, run_to_end
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row
+from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, expand_words, planned_gib, run_to_end
 from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.tracker import Tracker
@@ -25,6 +29,8 @@ from rlhf.run.tracker import Tracker
 LEAST, MOST, SPARE = 0.7, 1.05, 0.1
 # Steps after KNOWN may keep more bytes, as of a graph for other rows, but not SLACK in each step.
 STEPS, KNOWN, SLACK = 6, 2, 1 << 16
+SHARE = 0.6  # share of the memory planned for SFT that torch may use in the part ``oom``
+RETRIED = "continuing with smaller micro-batches"
 
 
 class LiveMemory(Tracker):
@@ -39,31 +45,42 @@ class LiveMemory(Tracker):
         self._file.write_text(json.dumps(self._gib))
 
 
-def tasks(setting: CheckSetting) -> Iterator[Task]:
+class LessMemory(Tracker):
+    """A tracker that imitates a small GPU: torch may use only SHARE of the memory planned for SFT.
+
+    The limit stays the same when the run is retried, so smaller micro-batches may fit.
+    """
+
+    def __init__(self, _: Any, run_dir: Path) -> None:
+        total = torch.cuda.get_device_properties(0).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(SHARE * planned_gib(run_dir, "sft") / total)
+
+
+def check_memory(folder: Path, size: Size) -> Iterator[Task]:
     """Yield a task for each phase of each run, and one for steps with the first run's models."""
     # Small models fit beside each other; a full one may need the whole card.
-    pool = SIDE_BY_SIDE if setting.size is Size.tiny else ThreadPoolExecutor(1)
-    runs: Mapping[str, str] = RUNS["memory"][setting.size]
+    pool = SIDE_BY_SIDE if size is Size.tiny else ThreadPoolExecutor(1)
+    runs: Mapping[str, str] = RUNS["memory"][size]
     started: list[Future[EndedRun]] = []
     for number, words in enumerate(runs.values(), start=1):
         run = partial(_run_on_trained, started[-1]) if "model=pretrained" in words else run_to_end
-        started.append(pool.submit(run, setting.folder / f"shape_{number}", f"FEW {words}"))
+        started.append(pool.submit(run, folder / f"shape_{number}", f"FEW {words}"))
     for (name, words), ended in zip(runs.items(), started, strict=True):
         for phase in ["sft"] if "phase=sft" in words else ["sft", "reward", "ppo"]:
-            yield Task(f"{name}: {phase}", partial(_compare_with_plan, ended, phase))
-    yield Task(f"growth over {STEPS} PPO steps", partial(_check_growth, setting.folder / "shape_1"))
+            yield f"{name}: {phase}", partial(_compare_with_plan, ended, phase)
+    yield f"growth over {STEPS} PPO steps", partial(_check_growth, folder / "shape_1")
 
 
 def _run_on_trained(earlier: Future[EndedRun], folder: Path, text: str) -> EndedRun:
     return run_to_end(folder, text, f"model.path={earlier.result().run_dir / 'sft' / 'model'}")
 
 
-def _compare_with_plan(run: Future[EndedRun], phase: str) -> Finding:
+def _compare_with_plan(run: Future[EndedRun], phase: str) -> CheckRow:
     ended = run.result()
-    measured = ended.result["phases"][phase]["measured"]["memory_gib"]
+    measured = ended.phases[phase]["measured"]["memory_gib"]
     live = json.loads(ended.run_dir.with_suffix(".live.json").read_text())[phase]
     planned = planned_gib(ended.run_dir, phase)
-    return checked_finding(
+    return checked_row(
         LEAST * planned - SPARE <= measured <= MOST * planned + SPARE,
         f"{measured:.3f} GiB, {live:.3f} of it live tensors; {measured / planned:.0%} of the plan",
         f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
@@ -73,7 +90,7 @@ def _compare_with_plan(run: Future[EndedRun], phase: str) -> Finding:
     )
 
 
-def _check_growth(run_dir: Path) -> Finding:
+def _check_growth(run_dir: Path) -> CheckRow:
     """Take PPO steps with the models of a run; compare the bytes of live tensors after steps."""
     config = load_run(run_dir)
     engine = RLHFEngine(config)
@@ -84,10 +101,43 @@ def _check_growth(run_dir: Path) -> Finding:
         trainer.train_rlhf(trainer.generate_experience(engine.prompts(texts, step=step)))
         live.append(torch.cuda.memory_allocated())
     growth = min(later - earlier for earlier, later in pairwise(live[KNOWN - 1 :]))
-    return checked_finding(
+    return checked_row(
         growth <= SLACK,
         f"{live[KNOWN - 1] / GIB:.3f} GiB after step {KNOWN}, {live[-1] / GIB:.3f} after the last; "
         f"{growth / 2**10:+.0f} KiB or more in every step",
         f"at most {SLACK / 2**10:+.0f} KiB",
         growth_bytes=growth,
+    )
+
+
+def check_oom(folder: Path, size: Size) -> Iterator[Task]:
+    """Yield two tasks: the run that must be retried, and the run that must end with an error."""
+    words = RUNS["oom"][size]
+    retried, stopped = (
+        SIDE_BY_SIDE.submit(run_to_end, folder / on_oom, f"{words} hardware.on_oom={on_oom}")
+        for on_oom in ("reduce_micro_batch", "stop")
+    )
+    yield "hardware.on_oom=reduce_micro_batch", partial(_check_retry, retried)
+    (batch,) = (word for word in expand_words(words) if word.startswith("sft.micro_batch_size="))
+    yield "hardware.on_oom=stop", partial(_check_error, stopped, batch)
+
+
+def _check_retry(run: Future[EndedRun]) -> CheckRow:
+    ended = run.result()
+    sft, times = load_frozen_config(ended.finished_dir).sft, ended.output.count(RETRIED)
+    return checked_row(
+        times > 0 and sft.micro_batch_size is not None and sft.micro_batch_size < sft.batch_size,
+        f"retried {times} times; micro-batch {sft.batch_size} became {sft.micro_batch_size}",
+        "at least one retry, and an end",
+        retries=times,
+        micro_batch=sft.micro_batch_size or 0,
+    )
+
+
+def _check_error(run: Future[EndedRun], batch: str) -> CheckRow:
+    ended, begin = run.result(), f"sft: out of memory with {batch}"
+    return checked_row(
+        ended.code == USER_ERROR and ended.last_line.startswith(begin),
+        f"exit code {ended.code}: {ended.last_line}",
+        f"exit code {USER_ERROR}: {begin} ...",
     )

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from rlhf.gpu_check.parts.pipelines import words_by_run
-from rlhf.gpu_check.rows import CheckSetting, Finding, Task, checked_finding, skipped_finding
+from rlhf.gpu_check.pipelines import words_by_run
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row, skipped_row
 from rlhf.gpu_check.runs import SIDE_BY_SIDE, differing_files, resume_run, run_to_end
 from rlhf.run.tracker import Tracker
 
@@ -43,33 +43,32 @@ def _killed_marker_file(run_dir: Path) -> Path:
     return run_dir.with_suffix(".killed")
 
 
-def tasks(setting: CheckSetting) -> Iterator[Task]:
+def check_resume(folder: Path, _: Size) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
-    found = {}
-    for name, words in words_by_run(setting.part).items():
-        place = setting.folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
-        found[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *place)
-    yield from (Task(name, each.result) for name, each in found.items())
+    started = {}
+    for name, words in words_by_run("resume").items():
+        place = folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
+        started[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *place)
+    yield from ((name, row.result) for name, row in started.items())
 
 
-def _compare_with_killed_run(folder: Path, words: str) -> Finding:
+def _compare_with_killed_run(folder: Path, words: str) -> CheckRow:
     folder.mkdir()
     killed = run_to_end(folder / "killed", words)
     if not killed.code or not _killed_marker_file(killed.run_dir).exists():
-        return checked_finding(False, f"it was not killed: {killed.last_line}", EXPECTED)
-    _ = resume_run(killed.run_dir, CUBLAS).result  # a run that failed raises here
+        return checked_row(False, f"it was not killed: {killed.last_line}", EXPECTED)
+    resumed = resume_run(killed.run_dir, CUBLAS).finished_dir
     whole = _run_without_kill(folder / "whole", words)
-    if not (found := differing_files(killed.run_dir, whole)):
-        return checked_finding(True, "equal", EXPECTED)
+    if not (names := differing_files(resumed, whole)):
+        return checked_row(True, "equal", EXPECTED)
     # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
     if differing_files(_run_without_kill(folder / "again", words), whole):
         figure = "two runs that nobody killed differ too, although torch is deterministic"
-        return skipped_finding(figure, EXPECTED)
-    return checked_finding(False, f"different: {', '.join(found)}", EXPECTED)
+        return skipped_row(figure, EXPECTED)
+    return checked_row(False, f"different: {', '.join(names)}", EXPECTED)
 
 
 def _run_without_kill(run_dir: Path, words: str) -> Path:
     """Start a run with the marker file, so that ``KillOnce`` does nothing; return ``run_dir``."""
     _killed_marker_file(run_dir).touch()
-    _ = run_to_end(run_dir, words).result  # a run that failed raises here
-    return run_dir
+    return run_to_end(run_dir, words).finished_dir

@@ -18,14 +18,7 @@ import torch
 from rlhf.base.stored_files import DIGESTS
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
-from rlhf.gpu_check.rows import (
-    CheckSetting,
-    Finding,
-    Task,
-    checked_finding,
-    measured_finding,
-    skipped_finding,
-)
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row, measured_row, skipped_row
 from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_to_end
 from rlhf.options.replay.weight_digests import digest_of_slice
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
@@ -42,33 +35,41 @@ MOST_RANKS = 8  # experiment=smoke has batches of 8 and of multiples of 8
 Losses = Mapping[str, float]  # the last values of LOSSES and SCORE_STD that a run has logged
 
 
-def tasks(setting: CheckSetting) -> Iterator[Task]:
-    """Yield a task for each run of the part; a run on the CPU precedes those compared with it."""
-    shared, pool = "TINY", SIDE_BY_SIDE
-    if setting.part == "ranks":
-        count = min(torch.cuda.device_count(), MOST_RANKS)
-        if count == 1:
-            yield Task("two GPUs", partial(skipped_finding, "this machine has one GPU"))
-            return
-        ranks = 1 << (count.bit_length() - 1)  # a power of two, as batches are
-        yield Task(f"collectives of {ranks} ranks", partial(_check_collectives, ranks))
-        # Two at a time, since each of these runs uses all GPUs.
-        shared, pool = f"TINY STORED hardware.ranks_per_node={ranks}", ThreadPoolExecutor(2)
+def check_pipelines(folder: Path, _: Size) -> Iterator[Task]:
+    """Yield a task for each run of the part ``pipelines``, on one GPU."""
+    yield from _compare_with_cpu(folder, "pipelines", "TINY", SIDE_BY_SIDE)
+
+
+def check_ranks(folder: Path, _: Size) -> Iterator[Task]:
+    """Yield a task for the collectives of all GPUs, and one for each run of the part ``ranks``."""
+    count = min(torch.cuda.device_count(), MOST_RANKS)
+    if count == 1:
+        yield "two GPUs", partial(skipped_row, "this machine has one GPU")
+        return
+    ranks = 1 << (count.bit_length() - 1)  # a power of two, as batches are
+    yield f"collectives of {ranks} ranks", partial(_check_collectives, ranks)
+    # Two at a time, since each of these runs uses all GPUs.
+    shared = f"TINY STORED hardware.ranks_per_node={ranks}"
+    yield from _compare_with_cpu(folder, "ranks", shared, ThreadPoolExecutor(2))
+
+
+def _compare_with_cpu(
+    folder: Path, part: str, shared: str, pool: ThreadPoolExecutor
+) -> Iterator[Task]:
+    """Start the runs of ``part``; a run on the CPU precedes those that are compared with it."""
     started = {
         name: pool.submit(
-            run_to_end,
-            setting.folder / name.replace(",", "").replace(" ", "_"),
-            f"{shared} {words}",
+            run_to_end, folder / name.replace(",", "").replace(" ", "_"), f"{shared} {words}"
         )
-        for name, words in words_by_run(setting.part).items()
+        for name, words in words_by_run(part).items()
     }
     reference = next(iter(started.values()))
-    for name, ended in started.items():
+    for name, run in started.items():
         if name.startswith("CPU"):
-            reference = ended
-            yield Task(name, partial(_report_reference_losses, ended))
+            reference = run
+            yield name, partial(_report_reference_losses, run)
         else:
-            yield Task(name, partial(_compare_losses, ended, reference, _precision(name)))
+            yield name, partial(_compare_losses, run, reference, _precision(name))
 
 
 def words_by_run(part: str) -> dict[str, str]:
@@ -88,23 +89,22 @@ def _precision(name: str) -> Dtype:
 
 def last_losses(ended: EndedRun) -> Losses:
     """Return the last losses and the last score of the phases that a run has trained."""
-    _ = ended.result  # a run that failed raises here
     last: dict[str, float] = {}
     for line in ended.metrics:
         last |= line
     return {name: last[name] for name in (*LOSSES, SCORE_STD) if name in last}
 
 
-def _report_reference_losses(ended: Future[EndedRun]) -> Finding:
+def _report_reference_losses(ended: Future[EndedRun]) -> CheckRow:
     losses = last_losses(ended.result())
-    return measured_finding(_describe_losses(losses), **losses)
+    return measured_row(_describe_losses(losses), **losses)
 
 
-def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype: Dtype) -> Finding:
+def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype: Dtype) -> CheckRow:
     run, share = ended.result(), SHARES[dtype]
     there, here = last_losses(run), last_losses(reference.result())
-    wrong = "".join(f"; wrong digest: {each}" for each in differing_digests(run.run_dir))
-    return checked_finding(
+    wrong = "".join(f"; wrong digest: {name}" for name in differing_digests(run.run_dir))
+    return checked_row(
         losses_agree(there, here, share) and not wrong,
         _describe_losses(there) + wrong,
         f"losses ± {share:.1%}, score ± {score_tolerance(there, here):.2f}",
@@ -115,7 +115,7 @@ def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype:
 
 def score_tolerance(there: Losses, here: Losses) -> float:
     """Return the largest difference of two mean scores that sampling noise explains."""
-    variances = [each.get(SCORE_STD, 0.0) ** 2 / RESPONSES for each in (there, here)]
+    variances = [losses.get(SCORE_STD, 0.0) ** 2 / RESPONSES for losses in (there, here)]
     return ERRORS * math.sqrt(sum(variances))
 
 
@@ -123,8 +123,8 @@ def losses_agree(there: Losses, here: Losses, share: float) -> bool:
     """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
     allowed = {name: share * value for name, value in here.items()}
     allowed["ppo/score_mean"] = score_tolerance(there, here)
-    found = [name for name in LOSSES if name in here]
-    return all(abs(there.get(each, math.nan) - here[each]) <= allowed[each] for each in found)
+    names = [name for name in LOSSES if name in here]
+    return all(abs(there.get(name, math.nan) - here[name]) <= allowed[name] for name in names)
 
 
 def _describe_losses(losses: Losses) -> str:
@@ -136,7 +136,7 @@ def differing_digests(run_dir: Path) -> list[str]:
 
     Compared are the digests of the steps whose checkpoints are still there.
     """
-    found = []
+    differing = []
     for line in DIGESTS.read_lines(run_dir):
         folder = checkpoint_folder(run_dir / line["phase"], line["step"])
         for name, digest in line["weights"].items() if folder.is_dir() else ():
@@ -144,15 +144,15 @@ def differing_digests(run_dir: Path) -> list[str]:
             read = load_checkpoint(folder).build_tensor_reader(engine)
             stored = int(digest_of_slice(read(f"weights/{parameter}", slice(None)), 0))
             if digest != f"{stored % 2**64:016x}":
-                found.append(f"{line['phase']}/{name}")
-    return found
+                differing.append(f"{line['phase']}/{name}")
+    return differing
 
 
-def _check_collectives(ranks: int) -> Finding:
+def _check_collectives(ranks: int) -> CheckRow:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "rlhf.gpu_check.collectives"]
     ended = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=limit_of_run(), check=False
     )
-    found = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
-    return checked_finding(not ended.returncode, found, "exact sums, maxima and order of ranks")
+    printed = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
+    return checked_row(not ended.returncode, printed, "exact sums, maxima and order of ranks")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from rlhf.config.choices import Device, Dtype
 from rlhf.engine.devices import resolve_dtype
 from rlhf.engine.torch_engine import allocate_weights
-from rlhf.gpu_check.rows import SHAPES, CheckSetting, Finding, Task, checked_finding
+from rlhf.gpu_check.kernels import NAMES, SHAPES
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row
 from rlhf.models.build import build_actor
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.sources import ModelSource
@@ -32,12 +34,11 @@ if TYPE_CHECKING:
 TOKENS, ROWS, LIMIT = 24, 3, 12  # tokens per row, rows decoded at once, longest response
 LENGTHS = (5, 1, 9, 3)  # prompt lengths; more prompts than ROWS, so that freed rows are reused
 SAMPLING = SamplingSettings(max_tokens=LIMIT, temperature=1.0, top_k=0, top_p=1.0)
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 VOCABULARY = 300  # tokens of the tokenizer: all bytes, and some more
 MODELS: dict[str, dict[str, Any]] = SHAPES["decoders"]
 
 
-def tasks(_: CheckSetting) -> Iterator[Task]:
+def check_decoders(_folder: Path, _size: Size) -> Iterator[Task]:
     """Yield two tasks per model and precision: decoding step by step, and with CUDA graphs."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
     dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
@@ -45,11 +46,11 @@ def tasks(_: CheckSetting) -> Iterator[Task]:
         for dtype in dtypes:
             for has_graphs, way in enumerate(("", ", graphs")):
                 check = partial(_check_decoder, name, dtype, has_graphs=bool(has_graphs))
-                yield Task(f"{name}, {NAMES[dtype]}{way}", check)
+                yield f"{name}, {NAMES[dtype]}{way}", check
 
 
 @torch.no_grad()
-def _check_decoder(name: str, dtype: torch.dtype, *, has_graphs: bool) -> Finding:
+def _check_decoder(name: str, dtype: torch.dtype, *, has_graphs: bool) -> CheckRow:
     model, tolerance = _build_tiny_model(name).to("cuda"), TOLERANCES[dtype]
     # Store the parameters side by side in ``dtype``, as an engine does; buffers stay in fp32.
     places = allocate_weights(list(model.parameters()), dtype, torch.device("cuda", 0))
@@ -57,14 +58,14 @@ def _check_decoder(name: str, dtype: torch.dtype, *, has_graphs: bool) -> Findin
         parameter.data = home.copy_(parameter.data)
     draws_NT = torch.rand(len(LENGTHS), LIMIT, generator=torch.Generator().manual_seed(3))
     responses = _generate_responses(model, dtype, draws_NT, has_graphs)
-    found = [_measure_distances(model, each, draws_NT[each.index]) for each in responses]
-    apart_N, outside_N, std_N = torch.cat(found, dim=1)
+    distances = [_measure_distances(model, each, draws_NT[each.index]) for each in responses]
+    apart_N, outside_N, std_N = torch.cat(distances, dim=1)
     # Log-probs that differ by d move the CDF by up to exp(d) - 1, about d.
     is_right = (apart_N <= tolerance) & (outside_N <= tolerance * std_N.min())  # False for NaN
     equal, tokens, worst = int((outside_N == 0).sum()), len(apart_N), float(apart_N.max())
     figure = f"{equal} of {tokens} tokens, {worst:.1g} std"
     expected = f"tokens, log-probs within {tolerance} std"
-    return checked_finding(
+    return checked_row(
         bool(is_right.all()), figure, expected, tokens=tokens, equal=equal, logprob=worst
     )
 

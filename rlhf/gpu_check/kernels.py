@@ -9,20 +9,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, cycle
+from itertools import chain, cycle, product
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlhf.gpu_check.parts.decoders import NAMES
-from rlhf.gpu_check.rows import (
-    SHAPES,
-    CheckSetting,
-    Finding,
-    Task,
-    checked_finding,
-    skipped_finding,
-)
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row, skipped_row
 from rlhf.kernels import kernels_for
 from rlhf.kernels.checked import (
     SCALARS,
@@ -34,35 +29,29 @@ from rlhf.kernels.checked import (
 from rlhf.kernels.kernel_checks import Pairs, replaced_kernels
 
 GPU = torch.device("cuda", 0)
+SHAPES: Mapping[str, Any] = read_yaml_beside(__file__, "shapes.yaml")
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 REPEATS = 10
 FEW = 256  # rows to compare: fp64 copies of more rows may not fit into the GPU's memory
 # Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
-def tasks(setting: CheckSetting) -> Iterator[Task]:
+def check_kernels(_: Path, size: Size) -> Iterator[Task]:
     """Yield a task for each kernel, shape and precision."""
-    sizes = SHAPES["kernels"][setting.size]
-    for tokens, vocabulary in sizes["logits"]:
-        for dtype in (torch.bfloat16, torch.float32):
-            yield Task(
-                f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}",
-                partial(_check_logprobs, tokens, vocabulary, dtype),
-            )
-    for cache in sizes["caches"]:
-        rows, heads, kv_heads, size, columns = cache
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            gib = 2 * rows * kv_heads * columns * size * dtype.itemsize / 2**30
-            yield Task(
-                f"attention, {rows} rows, {heads}/{kv_heads} heads of {size}, KV cache "
-                f"{gib:.2g} GiB, {NAMES[dtype]}",
-                partial(_check_attention, cache, dtype),
-            )
-    for moments in (torch.float32, torch.bfloat16):
-        yield Task(
-            f"AdamW, moments in {NAMES[moments]}",
-            partial(_check_adamw, sizes["weights"], moments),
-        )
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    sizes = SHAPES["kernels"][size]
+    for (tokens, vocabulary), dtype in product(sizes["logits"], (bf16, fp32)):
+        name = f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}"
+        yield name, partial(_check_logprobs, tokens, vocabulary, dtype)
+    for cache, dtype in product(sizes["caches"], (bf16, fp16, fp32)):
+        rows, heads, kv_heads, head, columns = cache
+        gib = 2 * rows * kv_heads * columns * head * dtype.itemsize / 2**30
+        name = f"{rows} rows, {heads}/{kv_heads} heads of {head}, KV cache {gib:.2g} GiB"
+        yield f"attention, {name}, {NAMES[dtype]}", partial(_check_attention, cache, dtype)
+    for moments in (fp32, bf16):
+        check = partial(_check_adamw, sizes["weights"], moments)
+        yield f"AdamW, moments in {NAMES[moments]}", check
 
 
 def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False) -> float:
@@ -90,11 +79,11 @@ def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False)
     return (time.perf_counter() - began) / REPEATS
 
 
-def _replaced_finding(name: str) -> Finding:
+def _replaced_row(name: str) -> CheckRow:
     """Return why torch replaces a kernel: it was wrong, or it does not run here."""
     line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
     is_wrong = "its error is" in line
-    return checked_finding(False, line, "as torch") if is_wrong else skipped_finding(line)
+    return checked_row(False, line, "as torch") if is_wrong else skipped_row(line)
 
 
 def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
@@ -106,13 +95,13 @@ def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
     return {name: float(torch.stack(each).max()) for name, each in found.items()}  # keeps NaN
 
 
-def _build_finding(
+def _build_row(
     errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
-) -> Finding:
-    """Return a finding with errors and bandwidth; it passes if no error exceeds ``allowed``."""
+) -> CheckRow:
+    """Return a row with errors and bandwidth; it passes if no error exceeds ``allowed``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
-    return checked_finding(
+    return checked_row(
         all(errors[name] <= bound for name, bound in allowed.items()),
         f"{shown}; {1e3 * seconds:.2f} ms, {moved / seconds / 1e9:,.0f} GB/s",
         f"relative errors up to {bounds}",
@@ -123,10 +112,10 @@ def _build_finding(
 
 
 @torch.no_grad()
-def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding:
+def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRow:
     logits_NV = torch.empty(tokens, vocabulary, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").logprobs_kernel(logits_NV)) is None:
-        return _replaced_finding("log-probs")
+        return _replaced_row("log-probs")
     torch.manual_seed(1)
     names = ("log-sum-exp", "entropy", "logit", "gradient")
     errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, few=FEW))
@@ -134,15 +123,15 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> Finding
     reduce = partial(kernel.reduce_logits, logits_NV.normal_(), ids_N, scale=1.0)
     seconds = _seconds_per_launch(partial(reduce, outs=tuple(outs.to(GPU))))
     allowed = dict.fromkeys(names, ROUNDING[torch.float32]) | {"gradient": ROUNDING[dtype]}
-    return _build_finding(errors, allowed, seconds, logits_NV.nbytes)
+    return _build_row(errors, allowed, seconds, logits_NV.nbytes)
 
 
 @torch.no_grad()
-def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
+def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     rows, heads, kv_heads, size, columns = cache
     kv_cache = torch.zeros(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
     if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
-        return _replaced_finding("attention")
+        return _replaced_row("attention")
     torch.manual_seed(1)
     names = ("stored token", "output")
     errors = _worst_errors(cycle(names), compare_attention(kv_cache, heads // kv_heads, kernel))
@@ -153,14 +142,14 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> Finding:
     launch = partial(kernel, query, key, value, kv_cache, positions_B)
     seconds = _seconds_per_launch(launch, in_graph=True)
     allowed = dict(zip(names, (0.0, ROUNDING[dtype]), strict=True))
-    return _build_finding(errors, allowed, seconds, moved)
+    return _build_row(errors, allowed, seconds, moved)
 
 
 @torch.no_grad()
-def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> Finding:
+def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> CheckRow:
     load = partial(kernels_for("cuda").adamw_kernel, sizes, GPU, moments)
     if (table := load()) is None:
-        return _replaced_finding("AdamW")
+        return _replaced_row("AdamW")
     torch.manual_seed(1)
     names = chain(["norm"], cycle(("weights", "first moment", "second moment")))
     errors = _worst_errors(names, compare_adamw(load, sizes, GPU, moments, table))
@@ -168,4 +157,4 @@ def _check_adamw(sizes: Sequence[int], moments: torch.dtype) -> Finding:
     step = partial(table.step, *random_states(sizes, GPU, moments), [SCALARS] * len(sizes))
     # Bytes: a gradient is read; weights and moments are read and written.
     per_weight = 2 + 2 * (4 + 2 * moments.itemsize)
-    return _build_finding(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))
+    return _build_row(errors, allowed, _seconds_per_launch(step), per_weight * sum(sizes))

@@ -1,1 +1,0 @@
-"""The parts of a check: each module has a function ``tasks``."""
