@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlhf.base.types import PromptBatch
+    from rlhf.config.hydra_parts import composing
     from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -165,9 +166,9 @@ def run_overrides(folder: Path, work: Work) -> list[str]:
 
 def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
     """The configuration of ``run_overrides``, and more."""
-    from hydra import compose, initialize_config_dir
+    from hydra import compose
 
     from rlhf.config.typed import to_run_config
 
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         return to_run_config(compose("config", [*run_overrides(folder, work), *overrides]))

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError
 
-from rlhf.config.hydra_parts import register_methods
+from rlhf.config.hydra_parts import composing
 from rlhf.config.machine_rates import cpu_rates, store_rates
 from tests.fork_server import ON_GPU
 from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
@@ -207,8 +206,7 @@ def compose(_composed: Composed) -> Iterator[Compose]:
         return config
 
     GlobalHydra.instance().clear()
-    register_methods()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         yield composed
     HydraConfig.instance().cfg = None
 

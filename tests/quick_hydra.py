@@ -11,7 +11,7 @@ from typing import Any
 
 import omegaconf
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, ListConfig, Node, OmegaConf, UnionNode, ValueN
 from omegaconf.base import Box, Metadata
 
 from rlhf.config import typed
-from rlhf.config.hydra_parts import register_methods
+from rlhf.config.hydra_parts import composing
 from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -53,8 +53,7 @@ def compose_quickly() -> None:
 def compose_once() -> RunConfig:
     """Compose the defaults, and load them as a run does: forks have files and groups in memory."""
     other, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
-    register_methods()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         config = compose("config", ["experiment=smoke"], return_hydra_config=True)
     GlobalHydra.instance().hydra = other
     with open_dict(config):

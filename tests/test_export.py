@@ -115,7 +115,7 @@ def test_a_card_says_that_the_reward_was_corrupted(
 ) -> None:
     words = f"rewards={{learned: {{kind: model}}, other: {{kind: {kind}}}}}"
     write_frozen_config(to_run_config(compose([to_hydra_override(words)])), tmp_path)
-    is_told = "corrupted on purpose" in origin_sections(tmp_path, rows={})
+    is_told = "Corrupt the score on purpose" in origin_sections(tmp_path, rows={})
     assert is_told == kind.startswith("bias")
 
 

@@ -11,14 +11,16 @@ COMPOSE = """
 import sys
 from copy import deepcopy
 from dataclasses import replace
-from hydra import compose, initialize_config_dir
+from pathlib import Path
+from hydra import compose
 from omegaconf import OmegaConf
 from rlhf.base.errors import ConfigError
+from rlhf.config.hydra_parts import composing
 from rlhf.config.typed import merge_into_schema, to_run_config
 if sys.argv[1] == "quick":
     from tests.quick_hydra import compose_quickly
     compose_quickly()
-with initialize_config_dir(sys.argv[2], version_base="1.3"):
+with composing(Path(sys.argv[2])):
     for experiment in ("smoke", "arithmetic", "default"):
         words = [] if experiment == "default" else [f"experiment={experiment}"]
         cfg = compose("config", [*words, "+rewards.ends={kind: stop}", "seed=3"])

@@ -8,9 +8,12 @@ of messages included, and says which of them an installed version lacks.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
@@ -98,6 +101,14 @@ def register_methods() -> None:
     """Let Hydra find the options of installed methods, and the config ``methods``: their keys."""
     ConfigStore.instance().store("methods", defaults_of_methods())
     Plugins.instance().register(MethodsSearchPath)
+
+
+@contextmanager
+def composing(conf: Path) -> Iterator[None]:
+    """Let Hydra's ``compose`` read the folder ``conf``, and what installed methods add to it."""
+    register_methods()
+    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+        yield
 
 
 def build_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> Launcher:

@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -39,7 +39,7 @@ from rlhf.config.hydra_errors import (
     refuse_words_of_other_programs,
     to_hydra_override,
 )
-from rlhf.config.hydra_parts import parse_flags, register_methods, set_job_config
+from rlhf.config.hydra_parts import composing, parse_flags, register_methods, set_job_config
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
@@ -168,9 +168,8 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     refuse_words_of_other_programs(typed)
-    register_methods()
     try:
-        with initialize_config_dir(str(conf), version_base="1.3"):
+        with composing(conf):
             cfg = compose("config", typed, return_hydra_config=True)
             set_job_config(cfg)
             with open_dict(cfg):
@@ -212,7 +211,7 @@ def print_help(words: Sequence[str], conf: Path) -> None:
         return
     asked = [word for word in flags.overrides if not word.partition("=")[2]]
     given = [word for word in flags.overrides if word not in asked]
-    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+    with composing(conf):
         cfg = compose("config", [word for word in given if not word.startswith("sweep=")])
         for key in OmegaConf.missing_keys(cfg):
             OmegaConf.update(cfg, key, "VALUE")

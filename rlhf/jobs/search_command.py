@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +28,7 @@ from rlhf.config.hydra_parts import (
     IntervalSweep,
     Override,
     RangeSweep,
+    composing,
     parse_overrides,
     values_of,
 )
@@ -162,7 +163,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
 def compose_example_config(search: Search, conf: Path) -> RunConfig:
     """Compose, check and return the configuration at one point of the search space."""
     words = [f"{each.key}={each.example_value}" for each in search.space]
-    with initialize_config_dir(str(conf), version_base="1.3"):
+    with composing(conf):
         return to_run_config(compose("config", [*search.fixed, *words]))
 
 

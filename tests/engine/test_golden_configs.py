@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype
 from rlhf.config.freeze import to_run_config
+from rlhf.config.hydra_parts import composing
 from rlhf.config.roles import Role
 from rlhf.engine.deepspeed_config import deepspeed_config
 from tests.conftest import Compose
@@ -91,7 +91,7 @@ def whole_places(theirs: Any, section: Json) -> Json:
 
 def renew() -> None:
     """Write the files anew."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         for option in OPTIONS:
             text = json.dumps(generated(option, _composed), indent=1)
             (GOLDEN / f"{option}.json").write_text(f"{text}\n")

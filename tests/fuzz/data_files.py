@@ -12,12 +12,13 @@ from typing import Any
 
 import datasets
 import pyarrow as pa  # type: ignore[import-untyped]
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.freeze import to_run_config
+from rlhf.config.hydra_parts import composing
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.data.reading import describe_dataset, load_datasets
 from rlhf.data.splits import blend_datasets, check_usable_examples, divide_over_phases
@@ -35,7 +36,7 @@ Row = dict[str, Any]
 
 @cache
 def config() -> DataConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with composing(ROOT / "conf"):
         return to_run_config(compose("config", ["data=local", "data.path=unset"])).data
 
 

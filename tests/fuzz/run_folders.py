@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import yaml
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from rich.console import Console
 
 from rlhf import export
@@ -20,6 +20,7 @@ from rlhf.compare.preference_file import make_pairs, read_models_of_runs
 from rlhf.config import run_dir as run_dirs
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
+from rlhf.config.hydra_parts import composing
 from rlhf.evaluate import __main__ as evaluate
 from rlhf.models.build import build_actor, build_scorer
 from rlhf.report import __main__ as report
@@ -45,7 +46,7 @@ def genuine() -> Path:
     run_dir = Path(tempfile.mkdtemp(prefix="rlhf-fuzz-")) / "run"
     run_dir.mkdir()
     words = ["experiment=smoke", "hardware=cpu", "hardware.dtype=fp32", "data.size=200"]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with composing(ROOT / "conf"):
         write_frozen_config(to_run_config(compose("config", words)), run_dir)
     write_command(words, run_dir)
     write_json(run_dir / "plan.json", PLAN)

@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.hydra_errors import schema_types
+from rlhf.config.hydra_parts import composing
 from rlhf.config.schema.data import DatasetConfig
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 from rlhf.jobs import launch_command
 from rlhf.jobs.launch_command import matching_names, print_help
+from rlhf.methods import conf_folders
 from rlhf.run import metric_table
 from rlhf.run.metric_table import METRICS, OTHER_NAMES
 
@@ -26,7 +28,7 @@ CONF = Path(__file__).parents[2] / "conf"
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
     """The entry of every key, with the values of the default run."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         config = to_run_config(compose("config"))
     return dict(launch_command._describe_keys(RunConfig, config, config))
 
@@ -86,7 +88,8 @@ def test_a_metric_and_a_group_of_options(capsys: pytest.CaptureFixture[str]) -> 
     asked("ppo/clipfrac", "ppo=")
     metric, *rest = re.split(r"^ppo=", capsys.readouterr().out, flags=re.MULTILINE)
     assert METRICS["ppo/clipfrac"].healthy in " ".join(metric.split())
-    assert len(rest) == len([*CONF.glob("ppo/*.yaml")])
+    folders = [CONF, *conf_folders()]
+    assert len(rest) == sum(len([*folder.glob("ppo/*.yaml")]) for folder in folders)
     assert all(option.count("\n") == 1 for option in rest)
 
 

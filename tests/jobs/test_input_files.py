@@ -19,7 +19,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.data import DatasetConfig
-from rlhf.config.schema.keys import store_whole_paths
+from rlhf.config.schema.keys import Names, store_whole_paths
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import CompletedConfig, StoppedRun, build_new_config
@@ -147,7 +147,9 @@ def test_each_key_that_names_a_file_is_stored_as_a_whole_path() -> None:
             text = field_docstrings(schema).get(field.name, "")
             says = re.search(r"\b([Ff]iles?|[Ff]older)\b(?! RUN_DIR)", text.partition(";")[0])
             names = says and field.type not in ("bool", "Source") and field.name not in others
-            assert bool(names) <= field.metadata.get("is_place", False), f"{schema} {field.name}"
+            assert bool(names) <= (field.metadata.get("names") is Names.place), (
+                f"{schema} {field.name}"
+            )
 
 
 def test_changed_code_is_said(

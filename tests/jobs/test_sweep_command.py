@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from rlhf.base.errors import ConfigError
+from rlhf.config.hydra_parts import composing
 from rlhf.jobs.launch_command import parse_command
 from rlhf.jobs.sweep_command import (
     add_sweep_folders,
@@ -258,7 +258,7 @@ def test_two_dots_within_a_name_lead_nowhere() -> None:
 def test_jobs_at_a_time_are_those_of_the_launcher(
     words: list[str], jobs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with composing(ROOT / "conf"):
         cfg = hydra_compose("config", words, return_hydra_config=True)
     OmegaConf.update(cfg, "hydra.mode", RunMode.MULTIRUN)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", OmegaConf.masked_copy(cfg, "hydra"))

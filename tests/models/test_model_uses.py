@@ -12,8 +12,6 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.models.shapes import FAMILIES, shape_of
 from rlhf.options.trunk.shared_trunk import SharedTrunk
-from rlhf_lab.ensembles import CombineName
-from rlhf_lab.ensembles.members import build_members
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer
@@ -166,25 +164,6 @@ def test_an_unknown_model_is_named(compose: Compose) -> None:
     mamba = {"architecture": {"model_type": "mamba"}, "init": ModelInit.random, "path": None}
     with pytest.raises(UnknownModelError, match=r"know model_type=mamba of model\.architecture"):
         models_in_phase(tiny_opt(compose, model=mamba), Phase.sft)
-
-
-@pytest.mark.parametrize("combine", [CombineName.mean, CombineName.warm])
-def test_members_are_counted_as_they_are(combine: CombineName, compose: Compose) -> None:
-    """Own layers, norm and head of each further member; averaged weights are one model in PPO."""
-    tokenizer = small_tokenizer()
-    fields = TINY_MODEL | {"vocab_size": len(tokenizer), "num_hidden_layers": 4}
-    settings = {"members": 3, "member_layers": 2, "combine": combine}
-    config = tiny_opt(compose, model={"architecture": fields}, reward=settings)
-    source = ModelSource(key="model", path=None, architecture=fields)
-    scorer = build_scorer(source, tokenizer, seed=1)
-    first = sum(p.numel() for p in scorer.parameters())
-    members = build_members(scorer, config.reward, seeds=[1, 2])
-    whole = first + sum(p.numel() for member in members for p in member.parameters())
-    (training,) = models_in_phase(config, Phase.reward)
-    assert (training.weights, training.trained) == (whole, whole)
-    frozen = named(models_in_phase(config, Phase.ppo))["reward"]
-    assert frozen.weights == (first if combine is CombineName.warm else whole)
-    assert frozen.trained == 0
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from rlhf.phases.ppo import evaluation, rlhf_engine
 from rlhf.phases.shared import exporting
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.console import Console
+from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.tracker import Sample, Tracker
-from rlhf_lab.branches.critic_states import CriticState
 from tests.conftest import Compose
 from tests.models_on_disk import save_models
 from tests.plain_engine import TrainingEngine
@@ -67,7 +67,7 @@ class Notes(Tracker):
     logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     saved: dict[str, Any] = field(default_factory=dict)
     sample: list[tuple[str, int, Sample]] = field(default_factory=list)
-    critic: list[tuple[int, CriticState]] = field(default_factory=list)
+    rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
@@ -78,8 +78,8 @@ class Notes(Tracker):
         self.sample += [(phase, step, sample) for sample in samples]
 
     def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        assert log == "critic.jsonl"
-        self.critic += [(step, CriticState(**line)) for line in lines]
+        assert log in LOGS
+        self.rows += [(step, line) for line in lines]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import SPLIT_PHASES, Device, Dtype, Phase, When
 from rlhf.config.freeze import to_run_config
+from rlhf.config.hydra_parts import composing
 from rlhf.config.machine_rates import GIB, machine_of
 from rlhf.config.schema.hardware import HardwareConfig
 from rlhf.config.schema.run import RunConfig
@@ -33,7 +33,7 @@ SIZES = (256, 1024, 2048, 4096, 5120)
 
 @cache
 def composed(*overrides: str) -> RunConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with composing(CONF):
         return to_run_config(hydra_compose("config", list(overrides)))
 
 

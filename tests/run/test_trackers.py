@@ -19,7 +19,6 @@ from rlhf.options import Backend
 from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Token, Tracker
 from rlhf.run.trackers import FileTracker, IsolatedTracker, Trackers, build_tracker
-from rlhf_lab.branches.critic_states import CriticState
 
 NO_ALARMS = AlarmsConfig(stop=[], mute=[])
 TOKENS = [Token(" r", 0.25, -1.23456, 0.5004, 0.75)]
@@ -101,14 +100,14 @@ def test_a_sample_line_has_no_number_that_was_not_computed(tmp_path: Path) -> No
     assert (line["step"], line["weights_step"]) == (6, 2)
 
 
-def test_each_state_of_a_check_of_the_critic_is_a_line(tmp_path: Path) -> None:
-    states = [CriticState(4, 0.5, 1.0, 2.0, 0.1), CriticState(5, 0.25, 3.0, 4.0, 0.2)]
+def test_each_row_of_a_log_is_a_line(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "score": 0.5}, {"prompt": "b", "score": 0.25}]
     tracker = FileTracker(tmp_path, [].append)
     trackers = Trackers([tracker], NO_ALARMS, [].append, {})
-    trackers.lines("critic.jsonl", "ppo", 8, [state._asdict() for state in states])
+    trackers.lines("rollouts.jsonl", "ppo", 8, rows)
     tracker.finish()
-    lines = [json.loads(line) for line in (tmp_path / "critic.jsonl").read_text().splitlines()]
-    assert lines == [{"phase": "ppo", "step": 8, **state._asdict()} for state in states]
+    lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert lines == [{"phase": "ppo", "step": 8, **row} for row in rows]
 
 
 def test_a_tracker_that_fails_once_is_left_alone() -> None:

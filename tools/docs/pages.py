@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 
+from rlhf.config.hydra_parts import composing
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 
@@ -16,7 +17,7 @@ def composed(conf: Path, *overrides: str) -> RunConfig:
     Raises:
         ConfigError: if the config breaks a rule.
     """
-    with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
+    with composing(conf):
         return to_run_config(compose("config", list(overrides)))
 
 

@@ -38,17 +38,17 @@ def test_models_that_it_does_not_fit_are_refused(
 ) -> None:
     config = to_run_config(compose([*ON_GPU, *overrides]))
     with pytest.raises(CapabilityError) as caught:
-        rules.check_models(config, [Phase.sft])
+        rules.check_liger_layers(config, [Phase.sft])
     for part in parts:
         assert part in str(caught.value)
 
 
 def test_a_missing_package_is_named(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     config = to_run_config(compose([*ON_GPU, "model=llama3.1_8b"]))
-    rules.check_models(config, [*Phase])
+    rules.check_liger_layers(config, [*Phase])
     monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(CapabilityError, match=r"fused_layers=liger.*pip install 'rlhf\[liger\]'"):
-        rules.check_models(config, [*Phase])
+        rules.check_liger_layers(config, [*Phase])
 
 
 def test_the_policy_and_its_frozen_reference_have_them(

@@ -85,7 +85,7 @@ def test_report_has_their_spread_and_their_texts(tmp_path: Path, *, has_log: boo
     if has_log:
         (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = RunFiles(tmp_path, {}, {}, [], [], None)
-    (section,) = report.chart_sections(run)
+    (section,) = report.rollout_sections(run)
     if not has_log:
         assert not any(section.charts)
         assert not section.answers["responses that PPO learned from"]

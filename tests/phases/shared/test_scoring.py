@@ -13,7 +13,6 @@ from rlhf.base.types import PromptBatch, Responses, Rollout
 from rlhf.data.collate import collate_prompts
 from rlhf.data.synthetic import prompt_of_request
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.models.build import build_scorer
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.shared.scoring import (
     JudgeScores,
@@ -25,9 +24,7 @@ from rlhf.phases.shared.scoring import (
 )
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
-from rlhf_lab.ensembles import CombineName
-from rlhf_lab.ensembles.members import Combination, Ensemble, build_members
-from tests.phases.ppo.ppo_pieces import TEMPERATURE, TOKENIZER, separate_engine, source
+from tests.phases.ppo.ppo_pieces import TEMPERATURE, TOKENIZER, separate_engine
 from tests.plain_engine import PlainEngine
 from tests.pretend_cuda.gpu import Event, Gpu
 from tests.rounding import assert_near, terms_of
@@ -153,29 +150,6 @@ def test_neighbours_are_of_like_length_and_come_back_in_order(
     for name in ("logprobs_BT", "reference_logprobs_BT", "values_BT", "scores_B"):
         got, expected = getattr(again, name), getattr(rollout, name)
         assert_near(got, expected, terms=terms)
-
-
-def test_an_ensemble_scores_by_its_combination(
-    models: SeparateModels, prompts: PromptBatch, rollout: Rollout
-) -> None:
-    scorer = build_scorer(source(), TOKENIZER, seed=4)
-    config: Any = SimpleNamespace(num_own_layers=lambda _: 1, combine=CombineName.worst)
-    members = build_members(scorer, config, seeds=[5, 6])
-    combination = Combination(3, CombineName.worst)
-    ensemble = Ensemble(scorer, members, torch.zeros(3), combination).eval()
-    scores = ModelScores(PlainEngine(ensemble))
-    several = SeparateModels(
-        models.actor, models.reference, models.critic, scores, temperature=TEMPERATURE
-    )
-    found = score_responses(several, rollout.prompts, rollout.responses, micro_batch_size=2)
-    for row in range(4):
-        prompt, response = unpadded(rollout, row)
-        with torch.no_grad():
-            members_M = ensemble.member_values(torch.tensor([prompt + response]))[0, -1]
-        terms = terms_of_scores(models)
-        assert_near(found.scores_B[row], members_M.min(), terms=terms)
-        assert_near(found.measures["disagreement"][row], members_M.std(correction=0), terms=terms)
-    assert not rollout.measures
 
 
 def to_gpu(batch: Any) -> Any:
