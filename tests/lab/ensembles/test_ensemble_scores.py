@@ -1,11 +1,14 @@
 """Ensembles where PPO scores, and in a plan."""
 
+# ruff: noqa: F811 - fixtures of another file are arguments here
+
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rlhf.base.types import PromptBatch, Rollout
 from rlhf.config.choices import Phase
 from rlhf.models.build import ModelSource, build_scorer
 from rlhf.models.model_uses import models_in_phase
