@@ -1,19 +1,16 @@
-"""Export a model of a run as a Hugging Face folder, or a run as one file; upload it to the hub.
+"""Export a model of a run as a Hugging Face folder, or upload it to the hub.
 
     python -m rlhf.export RUN_DIR                       the final policy, to RUN_DIR/exported
     python -m rlhf.export RUN_DIR --checkpoint N        the policy of a kept checkpoint
     python -m rlhf.export RUN_DIR --push OWNER/NAME     upload to a private repository
-    python -m rlhf.export RUN_DIR --bundle FILE.zip     a run without weights, as one file
 
 Adapters are merged into their base model. Models are built on this machine's CPU, in one process.
-With --bundle and --push, the file becomes a data set of the hub.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -55,8 +52,6 @@ from rlhf.run.model_card import results_section
 from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.tracker import Tracker
-from rlhf.runs.bundle import build_bundle_card, write_bundle
-from rlhf.runs.registry import FoundRun
 
 # The engine and the folder of each phase's main model; the phases are in the order of preference.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
@@ -245,7 +240,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
     parser.add_argument("--average", action="store_true", help="PPO's moving average")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN_DIR/exported")
-    parser.add_argument("--bundle", type=Path, metavar="FILE", help="one .zip without weights")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
@@ -257,44 +251,19 @@ def _export(options: argparse.Namespace) -> None:
     options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
     if options.push is not None and (options.out is not None or options.push.count("/") != 1):
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
-    if options.bundle is not None:
-        _write_chosen_bundle(options, console)
-    elif options.push is None:
+    if options.push is None:
         folder = expand_user_path(
             options.out or options.run_dir / "exported", key="--out"
         ).resolve()
         _write_chosen_model(options, folder)
         _write_path_into_card(folder)
         console.say(f"wrote {folder}")
-    if options.push is not None:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary, options.push)  # a model card names the path's last two parts
-            if options.bundle is None:
-                _write_chosen_model(options, folder)
-            else:
-                folder.mkdir(parents=True)
-                shutil.copy(options.bundle, folder)
-                card = build_bundle_card(options.run_dir, options.push, options.bundle.name)
-                (folder / "README.md").write_text(card, encoding="utf-8")
-            kind = "model" if options.bundle is None else "dataset"
-            address = push_to_hub(folder, options.push, public=options.public, kind=kind)
-            console.say(f"uploaded to {address}")
-
-
-def _write_chosen_bundle(options: argparse.Namespace, console: Console) -> None:
-    """Write the bundle of the run; an option that chooses a model is refused."""
-    options.bundle = expand_user_path(options.bundle, key="--bundle")
-    for_models = ("phase", "checkpoint", "average", "out")
-    if given := [name for name in for_models if getattr(options, name)]:
-        raise ConfigError(f"--bundle {options.bundle}: holds the whole run; remove --{given[0]}")
-    about = write_bundle(FoundRun(options.run_dir), options.bundle)
-    console.say(
-        f"wrote {options.bundle}: {len(about['files'])} files of the run. Its models stay here; "
-        "their sizes and hashes are in the bundle (PHASE/manifest.json)"
-    )
-    if about["changed"]:
-        changed = ", ".join(about["changed"])
-        console.say(f"secrets, or the path of the home folder, were replaced in {changed}")
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, options.push)  # a model card names the path's last two parts
+        _write_chosen_model(options, folder)
+        address = push_to_hub(folder, options.push, public=options.public, kind="model")
+        console.say(f"uploaded to {address}")
 
 
 def _write_path_into_card(folder: Path) -> None:

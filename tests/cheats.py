@@ -1,4 +1,4 @@
-"""Cheats to plant in the folder of a finished run, which ``python -m rlhf.runs verify`` must find.
+"""Cheats to plant in the folder of a finished run, which ``python -m rlhf_lab.verify`` must find.
 
 Each is a function of the folder and of random numbers, which choose the file, the line and the size
 of the change. ``CHEATS`` names the check that finds it from the files alone; the forgeries make all

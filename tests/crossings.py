@@ -8,7 +8,7 @@ are listed with the reason. For each pair:
 - a run that is killed in its second step and resumed equals the uninterrupted run, bit for bit;
 - with one update per rollout its ratio is 1, and the KL to the reference is 0 in the first step;
 - micro-batches of 1 and of 4 give equal metrics of the first step, up to rounding;
-- all metrics are finite; ``rlhf.runs verify`` and ``rlhf.report`` pass.
+- all metrics are finite; ``rlhf_lab.verify`` and ``rlhf.report`` pass.
 """
 
 import argparse
@@ -272,7 +272,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pairs", type=int, default=150)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--replay", default="1", help="of rlhf.runs verify; none: quicker")
+    parser.add_argument("--replay", default="1", help="of rlhf_lab.verify; none: quicker")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--part", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from rlhf.runs.verify import CheckState, read_checked_run, verify_run
+from rlhf_lab.verify import CheckState, read_checked_run, verify_run
 from tests.cheats import CHEATS, FORGERIES, RESULT, Cheat, copy_run
 from tests.runs import EPISODES, KEEP_ALL, ROOT, TINY_RUN, launch
 

@@ -1,6 +1,6 @@
 """Read and write results and attempts, and read plans: JSON files that appear complete.
 
-Each attempt at a run records what it begins with, for ``python -m rlhf.runs verify``.
+Each attempt at a run records what it begins with, for ``python -m rlhf_lab.verify``.
 """
 
 from __future__ import annotations

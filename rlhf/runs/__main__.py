@@ -1,11 +1,9 @@
-"""List runs, compare two, show which came from which, import them, or remove what they left.
+"""List runs, compare two, show which came from which, or remove what they left.
 
 python -m rlhf.runs [FOLDER ...] [KEY=VALUE ...]    list the runs in runs/, or in other folders
 python -m rlhf.runs diff RUN_DIR RUN_DIR            print the settings and results that differ
 python -m rlhf.runs tree [FOLDER ...]               print each run below the run that it came from
 python -m rlhf.runs clean [FOLDER ...]              list what can be removed; --remove removes it
-python -m rlhf.runs import FILE [FOLDER]            unpack a bundle of rlhf.export --bundle
-python -m rlhf.runs verify RUN_DIR                  check a run against its records
 
 A filter is a field of the list (state=failed) or a key of the configuration (ppo.kl_ctl=0.1), and
 a value or a pattern ('name=smoke*'). Everything is read from the files of the runs.
@@ -24,12 +22,11 @@ from itertools import chain
 from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
-from rlhf.base.errors import ConfigError
+from rlhf.base.errors import USER_ERROR, ConfigError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
 from rlhf.run.console import Console
-from rlhf.runs.bundle import import_bundle
 from rlhf.runs.registry import FoundRun, filter_runs, find_runs, sort_runs
 from rlhf.watch.progress import age_text
 
@@ -38,12 +35,12 @@ Output = tuple[Mapping[str, Any], Iterable[str]]  # what --json prints, and the 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List, compare, relate, clean, import or verify runs; return the exit code."""
-    if arguments[:1] == ["verify"]:
-        from rlhf.runs import verify  # imports torch
-
-        return verify.main(arguments[1:])
-    names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean, "import": _import}
+    """List, compare, relate or clean runs; return the exit code."""
+    if arguments[:1] in (["verify"], ["import"]):
+        moved = {"verify": "rlhf_lab.verify", "import": "rlhf_lab.bundle import"}[arguments[0]]
+        sys.stderr.write(f"error: rlhf.runs {arguments[0]}: is python -m {moved} of rlhf-lab\n")
+        return USER_ERROR
+    names = {"list": _list, "diff": _diff, "tree": _tree, "clean": _clean}
     first = arguments[0] if arguments and arguments[0] in names else "list"
     parser = build_command_parser("rlhf.runs", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="FOLDER|KEY=VALUE")
@@ -162,19 +159,6 @@ def _branch_lines(
         yield f"{'  ' * depth}{run.folder}  {run.state}  {' '.join(run.changes)}".rstrip()
         if own not in above:  # folders that were edited by hand could name each other
             yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
-
-
-def _import(options: argparse.Namespace) -> Output:
-    if not 1 <= len(options.words) <= 2:  # noqa: PLR2004
-        raise ConfigError(f"import takes a file and a folder, and got {len(options.words)} names")
-    file = expand_user_path(options.words[0], key="FILE")
-    folder = expand_user_path([RUNS / "imported" / file.stem, *options.words[1:]][-1], key="FOLDER")
-    import_bundle(file, folder)
-    line = (
-        f"imported {folder}; python -m rlhf.runs lists it, python -m rlhf.report RUN_DIR {folder} "
-        "compares it with a run of yours"
-    )
-    return {"runs": [FoundRun(folder).as_json()]}, [line]
 
 
 def _clean(options: argparse.Namespace) -> Output:

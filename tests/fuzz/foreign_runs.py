@@ -33,7 +33,7 @@ from rlhf.evaluate import __main__ as evaluate
 from rlhf.report import __main__ as report
 from rlhf.run.phase_state import checkpoint_folder, write_checkpoint
 from rlhf.runs import __main__ as runs
-from rlhf.runs import verify
+from rlhf_lab import bundle, verify
 from tests.cheats import copy_run, edit_json, forge_hashes
 from tests.fork_server import MODULES
 from tests.fuzz.case import FAULTS, Case, Verdict, judged, refused_by
@@ -283,7 +283,7 @@ COMMANDS: dict[str, Callable[[Path], object]] = {
     "export --checkpoint": lambda run: instrument(
         export.main, run, "--checkpoint", STEP, "--out", run.parent / "out"
     ),
-    "export --bundle": lambda run: instrument(export.main, run, "--bundle", run.parent / "run.zip"),
+    "bundle": lambda run: instrument(bundle.main, run, run.parent / "run.zip"),
     "pairs": lambda run: make_pairs(*read_models_of_runs(run, None), seed=0),
     "watch": watch,
     "resume": lambda run: launched([f"resume={run}", "plan=off"], run.parent),

@@ -55,7 +55,7 @@ EXCEPTIONS = {
     ("rlhf/run/phase_state.py", "os.open"): "flushes a folder to the drive",
     ("rlhf/run/phase_state.py", "safe_open"): "tensors of files that the manifest lists",
     ("rlhf/run/wandb_run.py", "json.loads"): "values of a record that wandb has parsed",
-    ("rlhf/runs/bundle.py", ".open"): "writes the new run, and opens members of a .zip file",
+    ("lab/rlhf_lab/bundle.py", ".open"): "writes the new run, and opens members of a .zip file",
     ("rlhf/runtime/peer_monitor.py", "json.loads"): MESSAGES,
     ("rlhf/runtime/phase_runs.py", ".read_text"): OF_LINUX,
     ("rlhf/runtime/rank.py", ".read_text"): MESSAGES,

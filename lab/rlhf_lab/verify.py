@@ -1,7 +1,7 @@
 """Check a finished run against what it has recorded, and compute parts of it again.
 
-python -m rlhf.runs verify RUN_DIR                   read its files, and replay steps
-python -m rlhf.runs verify RUN_DIR --replay none     only read its files
+python -m rlhf_lab.verify RUN_DIR                   read its files, and replay steps
+python -m rlhf_lab.verify RUN_DIR --replay none     only read its files
 
 Each check prints a line: ok, differs, or cannot be checked. The exit code is 1 if one differs.
 """
@@ -374,7 +374,7 @@ def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
 
 def main(arguments: Sequence[str]) -> int:
     """Verify the run that the command names; return the exit code."""
-    parser = build_command_parser("rlhf.runs verify", __doc__, uses_run=True, has_json=True)
+    parser = build_command_parser("rlhf_lab.verify", __doc__, uses_run=True, has_json=True)
     parser.add_argument("run_dir", type=Path, help="directory of a finished run")
     text = "random steps of each phase to replay (default: 1); none: compute nothing"
     parser.add_argument("--replay", default="1", metavar="N|none", help=text)
@@ -405,3 +405,7 @@ def _verify(options: argparse.Namespace) -> Result:
         console.say(f"another machine or code, so numbers may be rounded differently: {run.other}")
     content = {"run": str(folder), "seed": run.seed, "other_environment": run.other or None}
     return Result(content | {"checks": checks}, DIFFERS if counts[CheckState.differs] else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -19,11 +19,10 @@ import yaml
 from rlhf.base.errors import RlhfError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.stored_files import file_identity
-from rlhf.export import main as export
 from rlhf.report.__main__ import main as report
-from rlhf.runs import bundle
 from rlhf.runs.__main__ import main as runs
-from rlhf.runs.bundle import import_bundle
+from rlhf_lab import bundle
+from rlhf_lab.bundle import import_bundle
 from tests.documents import read_document
 from tests.test_export import Hub
 from tests.watch.watched import append, sample
@@ -36,7 +35,7 @@ TOKEN, REVISION = "hf_" + "a" * 30, "0123456789" * 4
 def bundled(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a finished run."""
     file = tmp_path_factory.mktemp("bundled") / "best.zip"
-    assert export([str(tiny_run), "--bundle", str(file)]) == 0
+    assert bundle.main([str(tiny_run), str(file)]) == 0
     return file
 
 
@@ -58,7 +57,7 @@ def content(file: Path) -> dict[str, bytes]:
 def test_a_bundle_has_everything_but_the_weights(
     tiny_run: Path, bundled: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    assert export([str(tiny_run), "--bundle", str(tmp_path / "again.zip")]) == 0
+    assert bundle.main([str(tiny_run), str(tmp_path / "again.zip")]) == 0
     said = capsys.readouterr().out
     assert (tmp_path / "again.zip").read_bytes() == bundled.read_bytes()
     with ZipFile(bundled) as archive:
@@ -93,7 +92,7 @@ def test_no_secret_and_no_home_folder_is_in_a_bundle(own: Path, tmp_path: Path) 
     (own / "ppo" / "state").mkdir(exist_ok=True)
     (own / "ppo" / "state" / "state.json").write_text("{}")
     before = (own / "samples.jsonl").read_bytes()
-    assert export([str(own), "--bundle", str(tmp_path / "own.zip")]) == 0
+    assert bundle.main([str(own), str(tmp_path / "own.zip")]) == 0
     members = content(tmp_path / "own.zip")
     for name, text in members.items():
         assert TOKEN.encode() not in text, name
@@ -131,7 +130,7 @@ def test_an_imported_run_stands_beside_ones_own(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert runs(["import", str(bundled), "--json"]) == 0
+    assert bundle.main(["import", str(bundled), "--json"]) == 0
     (row,) = read_document("runs", capsys.readouterr().out)["runs"]
     assert row["folder"] == "runs/imported/best"
     assert row["imported_from"] == str(tiny_run)
@@ -166,8 +165,8 @@ def test_the_tree_of_imported_runs_is_that_of_their_owner(
     (child / "output.log").write_text(f"error: {Path.home()}/x: no such file\n")
     monkeypatch.chdir(tmp_path)
     for run in (own, child):
-        assert export([str(run), "--bundle", f"{run.name}.zip"]) == 0
-        assert runs(["import", f"{run.name}.zip"]) == 0
+        assert bundle.main([str(run), f"{run.name}.zip"]) == 0
+        assert bundle.main(["import", f"{run.name}.zip"]) == 0
     capsys.readouterr()
     assert runs(["tree"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -176,7 +175,7 @@ def test_the_tree_of_imported_runs_is_that_of_their_owner(
     assert runs(["name=*", "state=failed", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["runs"]
     assert row["reason"] == "error: ~/x: no such file"
-    assert export(["runs/imported/first", "--bundle", "b.zip"]) == 2
+    assert bundle.main(["runs/imported/first", "b.zip"]) == 2
     assert "it was imported; pass on the file that it came from" in capsys.readouterr().err
 
 
@@ -219,11 +218,11 @@ def refused(file: Path, said: str, capsys: Capture, *more: str) -> None:
     """Import a file that must be refused, with all parts of a refusal, and leave nothing."""
     capsys.readouterr()
     before = sorted(Path.cwd().rglob("*"))
-    assert runs(["import", str(file), *more, "--json"]) == 2
+    assert bundle.main(["import", str(file), *more, "--json"]) == 2
     error = read_document("runs", capsys.readouterr().out)["error"]
     assert error["key"] == str(file)
     assert said in error["rule"]
-    assert "rlhf.export RUN_DIR --bundle FILE" in error["remedy"]
+    assert "rlhf_lab.bundle RUN_DIR FILE" in error["remedy"]
     left = {path for path in Path.cwd().rglob("*")} - {*before}
     assert left <= {Path.cwd() / "runs", Path.cwd() / "runs" / "imported"}
     assert not Path("/tmp/evil.json").exists()
@@ -313,20 +312,19 @@ def test_no_flipped_byte_is_unpacked(bundled: Path, tmp_path: Path) -> None:
 
 def test_what_exists_is_not_replaced(bundled: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "run").mkdir()
-    assert runs(["import", str(bundled), str(tmp_path / "run")]) == 2
+    assert bundle.main(["import", str(bundled), str(tmp_path / "run")]) == 2
     assert "it exists; name another folder" in capsys.readouterr().err
     assert not any((tmp_path / "run").iterdir())
-    assert runs(["import"]) == 2
-    assert "import takes a file and a folder, and got 0 names" in capsys.readouterr().err
+    assert runs(["import", "a.zip"]) == 2
+    assert "is python -m rlhf_lab.bundle import of rlhf-lab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--bundle", "a.tar"], "--bundle a.tar: must be a new file; name one that ends in .zip"),
-        (["--bundle", "old.zip"], "--bundle old.zip: must be a new file"),
-        (["--bundle", "a.zip", "--phase", "sft"], "holds the whole run; remove --phase"),
-        (["--bundle", "a.zip", "--push", "me"], "--push me: must be OWNER/NAME"),
+        (["a.tar"], "a.tar: must be a new file; name one that ends in .zip"),
+        (["old.zip"], "old.zip: must be a new file"),
+        (["a.zip", "--push", "me"], "--push me: must be OWNER/NAME"),
     ],
 )
 def test_what_cannot_be_bundled_is_refused(
@@ -339,9 +337,9 @@ def test_what_cannot_be_bundled_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("old.zip").write_text("mine")
-    assert export([str(tiny_run), *words]) == 2
+    assert bundle.main([str(tiny_run), *words]) == 2
     assert said in capsys.readouterr().err
-    assert export([".", "--bundle", "a.zip"]) == 2
+    assert bundle.main([".", "a.zip"]) == 2
     assert "is not the directory of a run" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["old.zip"]
 
@@ -349,7 +347,7 @@ def test_what_cannot_be_bundled_is_refused(
 def test_a_file_that_is_a_link_is_not_bundled(own: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "secret.json").write_text('"secret"')
     (own / "x.json").symlink_to(tmp_path / "secret.json")
-    assert export([str(own), "--bundle", str(tmp_path / "a.zip")]) == 2
+    assert bundle.main([str(own), str(tmp_path / "a.zip")]) == 2
     assert "it is a link" in capsys.readouterr().err
     assert not (tmp_path / "a.zip").exists()
 
@@ -359,13 +357,13 @@ def test_the_hub_gets_a_data_set_with_a_card(
 ) -> None:
     hub = Hub(monkeypatch)
     file = tmp_path / "own.zip"
-    assert export([str(own), "--bundle", str(file), "--push", "me/pets"]) == 0
+    assert bundle.main([str(own), str(file), "--push", "me/pets"]) == 0
     assert "uploaded to https://hub.example/me/pets" in capsys.readouterr().out
     assert hub.kinds == {"dataset"}
     assert hub.asked == [("create", True), ("upload", {"README.md", "own.zip"})]
     header, text = hub.card.removeprefix("---\n").split("\n---\n", 1)
     assert yaml.safe_load(header) == {"pretty_name": "me/pets", "tags": ["rlhf"], "viewer": False}
-    assert "python -m rlhf.runs import own.zip\n" in text
+    assert "python -m rlhf_lab.bundle import own.zip\n" in text
     assert "python launch.py experiment=smoke " in text
     assert "hf download --repo-type dataset me/pets own.zip " in text
     assert str(Path.home()) not in text

@@ -1,5 +1,9 @@
 """Write a run without its weights to one file, and unpack such a file as the directory of a run.
 
+    python -m rlhf_lab.bundle RUN_DIR FILE.zip                      write the bundle of a run
+    python -m rlhf_lab.bundle RUN_DIR FILE.zip --push OWNER/NAME    and upload it as a data set
+    python -m rlhf_lab.bundle import FILE.zip [FOLDER]              unpack a bundle
+
 A bundle is a .zip file: files of the run directory under their own names, and ``bundle.json`` with
 their sizes and hashes. The models stay behind; the manifests of the phases have their sizes and
 hashes. Only names that ``NAMES`` matches are written and unpacked, so a bundle from elsewhere
@@ -8,10 +12,14 @@ brings no links, code or weights, and nothing lands outside the new folder.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -19,6 +27,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from rlhf.base.atomic import replace_atomically
+from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.foreign_errors import translate_errors
@@ -33,8 +42,11 @@ from rlhf.base.stored_files import (
     parse_json,
     read_stored_text,
 )
+from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import FROZEN, read_frozen_keys
+from rlhf.config.run_dir import RUNS
+from rlhf.run.console import Console
 from rlhf.run.model_card import origin_sections, results_section
 from rlhf.runs.registry import FoundRun
 
@@ -65,7 +77,7 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
     if run.bundle is not None:
         raise ConfigError(f"{run.folder}: it was imported; pass on the file that it came from")
     if file.suffix != ".zip" or os.path.lexists(file):
-        raise ConfigError(f"--bundle {file}: must be a new file; name one that ends in .zip")
+        raise ConfigError(f"{file}: must be a new file; name one that ends in .zip")
     about: dict[str, Any] = {
         "run": make_shareable(str(run.folder.resolve())),
         "started": run.started,
@@ -116,7 +128,7 @@ def build_bundle_card(run_dir: Path, hub_id: str, file: str) -> str:
         f"---\n{header}\n---\n\n# {hub_id}\n\nThe record of a training run of `rlhf`, without its "
         "models: configuration, command, hashes of data and models, metrics, samples, answers and "
         f"report.\n\n```bash\nhf download --repo-type dataset {hub_id} {file} --local-dir .\n"
-        f"python -m rlhf.runs import {file}\n```{origin_sections(run_dir, rows={})}"
+        f"python -m rlhf_lab.bundle import {file}\n```{origin_sections(run_dir, rows={})}"
         f"{results_section(run_dir)}\n"
     )
 
@@ -192,5 +204,63 @@ def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
 def _refusal(file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{file}: not the bundle of a run, or damaged: {reason}; ask for the file again: "
-        "python -m rlhf.export RUN_DIR --bundle FILE writes it"
+        "python -m rlhf_lab.bundle RUN_DIR FILE writes it"
     )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or unpack a bundle; return the exit code."""
+    parser = build_command_parser("rlhf_lab.bundle", __doc__, has_json=True)
+    if arguments[:1] == ["import"]:
+        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument("folder", type=Path, nargs="?", metavar="FOLDER")
+        options = parser.parse_args(arguments[1:])
+        return run_to_exit_code(lambda: _import(options), as_json=options.json)
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it as a data set")
+    parser.add_argument("--public", action="store_true", help="upload to a public repository")
+    options = parser.parse_args(arguments)
+    return run_to_exit_code(lambda: _write(options), as_json=options.json)
+
+
+def _write(options: argparse.Namespace) -> Result:
+    console = Console()
+    if options.push is not None and options.push.count("/") != 1:
+        raise ConfigError(f"--push {options.push}: must be OWNER/NAME")
+    run = FoundRun(expand_user_path(options.run_dir, key="RUN_DIR"))
+    file = expand_user_path(options.file, key="FILE")
+    about = write_bundle(run, file)
+    console.say(
+        f"wrote {file}: {len(about['files'])} files of the run. Its models stay here; their sizes "
+        "and hashes are in the bundle (PHASE/manifest.json)"
+    )
+    if about["changed"]:
+        changed = ", ".join(about["changed"])
+        console.say(f"secrets, or the path of the home folder, were replaced in {changed}")
+    if options.push is not None:
+        from rlhf.export import push_to_hub  # imports torch
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            shutil.copy(file, folder)
+            card = build_bundle_card(run.folder, options.push, file.name)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+            address = push_to_hub(folder, options.push, public=options.public, kind="dataset")
+        console.say(f"uploaded to {address}")
+    return Result({"run": str(run.folder), "file": str(file)})
+
+
+def _import(options: argparse.Namespace) -> Result:
+    file = expand_user_path(options.file, key="FILE")
+    folder = expand_user_path(options.folder or RUNS / "imported" / file.stem, key="FOLDER")
+    import_bundle(file, folder)
+    Console().say(
+        f"imported {folder}; python -m rlhf.runs lists it, python -m rlhf.report RUN_DIR {folder} "
+        "compares it with a run of yours"
+    )
+    return Result({"runs": [FoundRun(folder).as_json()]})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

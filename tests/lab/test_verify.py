@@ -1,4 +1,4 @@
-"""python -m rlhf.runs verify: planted cheats are found by name, and honest runs pass."""
+"""python -m rlhf_lab.verify: planted cheats are found by name, and honest runs pass."""
 
 import json
 import re
@@ -22,11 +22,11 @@ from rlhf.jobs import launch_command
 from rlhf.jobs.launch_command import Job
 from rlhf.replay import ReplayComparison
 from rlhf.run.console import Console
-from rlhf.runs import verify
-from rlhf.runs.__main__ import main
-from rlhf.runs.bundle import import_bundle, write_bundle
 from rlhf.runs.registry import FoundRun
-from rlhf.runs.verify import (
+from rlhf.runtime.worker import run_phases
+from rlhf_lab import verify
+from rlhf_lab.bundle import import_bundle, write_bundle
+from rlhf_lab.verify import (
     CHECKS,
     COMPUTING,
     CheckedRun,
@@ -35,7 +35,6 @@ from rlhf.runs.verify import (
     doubts_of,
     read_checked_run,
 )
-from rlhf.runtime.worker import run_phases
 from tests.cheats import CHEATS, copy_run, edit_json, forge_answers, forge_hashes, swap_seed
 from tests.conftest import Compose
 from tests.documents import read_document
@@ -54,13 +53,13 @@ def checked(folder: Path, **how: Any) -> CheckedRun:
 
 
 def verified(run: Path, capsys: Capture, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    code = main(["verify", str(run), "--json", *words])
+    code = verify.main([str(run), "--json", *words])
     found = read_document("verify", capsys.readouterr().out)
     return code, {each["check"]: each for each in found["checks"]}
 
 
 def test_an_honest_run_passes(run: Path, capsys: Capture) -> None:
-    assert main(["verify", str(run), "--replay", "none"]) == 0
+    assert verify.main([str(run), "--replay", "none"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines == [f"ok                 {name}" for name in CHECKS]
     assert last.startswith("7 ok, 0 cannot be checked, 0 differs; --seed ")
@@ -100,7 +99,7 @@ def test_what_a_bundle_lacks_cannot_be_checked(run: Path, capsys: Capture) -> No
     )
     (run / "ppo" / "manifest.json").unlink()
     swap_seed(run, Random(0))
-    assert main(["verify", str(run), "--replay", "none"]) == verify.DIFFERS
+    assert verify.main([str(run), "--replay", "none"]) == verify.DIFFERS
     said = f"differs            files: {run / 'config.yaml'}: a file of the run, is not what "
     assert said in capsys.readouterr().out, "what is missing hides no difference"
 
@@ -298,7 +297,7 @@ def test_no_file_outside_of_a_run_is_read(
     (run / "inputs.json").write_text(json.dumps({"data.path": {name: [1, "0"]}}))
     with (run / "config.yaml").open("a") as file:
         file.write("# from elsewhere\n")
-    assert main(["verify", str(run), "--replay", "none", "--json"]) in (0, 1)
+    assert verify.main([str(run), "--replay", "none", "--json"]) in (0, 1)
     captured = capsys.readouterr()
     assert "a line of mine" not in captured.out + captured.err
     found = {each["check"]: each for each in read_document("verify", captured.out)["checks"]}
@@ -314,7 +313,7 @@ def test_a_command_of_others_reads_no_variable(
     with (run / "command.txt").open("a") as file:
         file.write("'name=${oc.env:PLAIN_VARIABLE}'\n")
     (run / "config.yaml").write_text((run / "config.yaml").read_text() + "# from elsewhere\n")
-    assert main(["verify", str(run), "--replay", "none"]) == 1
+    assert verify.main([str(run), "--replay", "none"]) == 1
     captured = capsys.readouterr()
     assert "the value of mine" not in captured.out + captured.err
     assert "command.txt), which is used only if" in captured.out
