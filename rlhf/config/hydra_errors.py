@@ -30,6 +30,7 @@ from rlhf.config.hydra_parts import (
     parse_overrides,
 )
 from rlhf.config.schema.run import RunConfig
+from rlhf.methods import how_to_install, refuse_broken_methods
 
 # Patterns of command-line words of other programs -> the words to type here instead.
 WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
@@ -110,6 +111,9 @@ def describe_type(kind: Any) -> str:
 
 def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     """Return the error for a key that does not exist; ``siblings`` are the other keys beside it."""
+    refuse_broken_methods()
+    if (package := missing_package(key)) is not None:
+        return ConfigError(f"{key}: {package}")
     keys = schema_types()
     if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
         hint = did_you_mean(key.rpartition(".")[2], siblings)
@@ -123,6 +127,15 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     if meant := " or ".join(suggested_keys(key, keys)):
         return ConfigError(f"unknown key {key}; did you mean {meant}?")
     return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+
+
+def missing_package(words: str) -> str | None:
+    """Return which package to install for a key, KEY=VALUE or GROUP=OPTION; None: none is known."""
+    words = re.sub(r"^rewards\.\w+\.", "rewards.NAME.", words)
+    for package, known in read_yaml_beside(__file__, "packages.yaml").items():
+        if any(f"{words}.".startswith(f"{name}.") for name in known):
+            return f"belongs to {package}, which is not installed; {how_to_install(package)}"
+    return None
 
 
 @cache
@@ -293,6 +306,8 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
         name = file.removeprefix(f"{typed.split('@')[0]}/")
         if name in re.split(r"[,\s\[\]]+", value):
             group, option, key = typed.split("@")[0], name, typed
+    if (package := missing_package(f"{group}={option}")) is not None:
+        return ConfigError(f"{key}={option}: {package}")
     wrong = f"unknown option {key}={option}"
     if group == "model" and "/" in option:
         path = f"{key.rpartition('@')[2]}.path={option}"

@@ -22,6 +22,7 @@ from rlhf.config.hydra_errors import (
     describe_type,
     did_you_mean,
     interpolation_error,
+    missing_package,
     schema_types,
     shorten,
     type_of_key,
@@ -113,6 +114,8 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
         kind = type_of_key(key)
     except KeyError:  # the error of OmegaConf does not name the mapping's entry
         return ConfigError(f"{key}={value}: {reason}")
+    if (package := missing_package(f"{key}={value}")) is not None:
+        return ConfigError(f"{key}={value}: {package}")
     hint = did_you_mean(value, getattr(kind, "__members__", ()))
     if key == "reward_model":
         hint = f"; an option of the group is chosen with model@reward_model={value}"
