@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from rlhf.base.types import PromptBatch
-    from rlhf.config.hydra_parts import composing
     from rlhf.config.schema.run import RunConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -168,6 +167,7 @@ def run_config(folder: Path, work: Work, overrides: Iterable[str]) -> RunConfig:
     """The configuration of ``run_overrides``, and more."""
     from hydra import compose
 
+    from rlhf.config.hydra_parts import composing
     from rlhf.config.typed import to_run_config
 
     with composing(CONF):

@@ -15,9 +15,11 @@ from types import FrameType
 from typing import Any, get_type_hints
 
 from rlhf.config.schema.run import RunConfig
+from rlhf.methods import installed_methods
 from tests.runs import ROOT
 
-TOGETHER = ("batch_plans", "find_token_limit", "modules_of", "values_by_key", "replace")
+TOGETHER = ("batch_plans", "find_token_limit", "values_by_key", "replace")
+TOGETHER += ("Method.is_on", "MethodKeys.of")
 
 Reads = dict[str, set[str]]
 
@@ -58,6 +60,9 @@ def main(file: str, words: list[str]) -> None:
     found = list(groups(RunConfig))
     for schema in {schema for schema, _ in found}:
         record(schema, [prefix for each, prefix in found if each is schema], reads)
+    for method in installed_methods():  # which read their keys from a copy of them
+        for group, keys in method.keys.items():
+            record(keys, [f"{group}."], reads)
     sys.argv = ["launch.py", *words]
     try:
         runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")

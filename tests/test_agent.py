@@ -50,8 +50,7 @@ class Agent:
         assert "Traceback" not in ended.stderr
         if "--json" not in command:
             return ended.returncode, {"said": (ended.stderr or ended.stdout).splitlines()[-1]}
-        schema = "plan" if "plan=only" in command else command[1].removeprefix("rlhf.")
-        schema = "verify" if "verify" in command else schema
+        schema = "plan" if "plan=only" in command else command[1].partition(".")[2]
         return ended.returncode, read_document(schema, ended.stdout)
 
 

@@ -52,6 +52,8 @@ from rlhf.run.finished_phase import mark_lines, phase_lines
 from rlhf.run.jsonl import LOGS
 from rlhf.run.results import read_attempts
 from rlhf.runs.registry import FoundRun
+from rlhf_lab.distillation import DistillationKeys
+from rlhf_lab.moving_reference import MovingReferenceKeys
 
 DIFFERS = 1  # exit code if something differs
 ROUNDING = 1e-2  # largest relative difference of a step that another processor computes
@@ -255,8 +257,9 @@ def check_answers(run: CheckedRun) -> Doubts:
         return
     last = [each for each in lines if each["step"] == lines[-1]["step"]]
     last = [each for each in last if each.get("model") == "actor"]
-    compared, keys = ["prompt", "response", "score", "kl"], values_by_key(run.config)
-    if keys.get("ppo.reference_every") or keys.get("ppo.teacher_path"):
+    compared, config = ["prompt", "response", "score", "kl"], run.config
+    moves = MovingReferenceKeys.of(config).reference_every > 0
+    if moves or DistillationKeys.of(config).teacher_path is not None:
         compared.remove("kl")  # an Evaluator measures from the model that training started from
         text = "kl is to a reference that the run has not stored"
         yield Doubt(SAMPLES.name, text, CheckState.unknown)

@@ -1,7 +1,6 @@
 """python -m rlhf_lab.verify: planted cheats are found by name, and honest runs pass."""
 
 import json
-import re
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -242,7 +241,7 @@ def test_the_policy_answers_again(run: Path) -> None:
 @pytest.mark.parametrize("word", ["reference_every: 1", "teacher_path: teacher"])
 def test_the_distance_from_a_reference_that_is_gone_is_no_difference(run: Path, word: str) -> None:
     config = run / "config.yaml"
-    config.write_text(re.sub(f"{word.partition(' ')[0]} .*", word, config.read_text()))
+    config.write_text(config.read_text().replace("\nppo:\n", f"\nppo:\n  {word}\n"))
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(line | {"kl": line["kl"] + 1}) + "\n" for line in lines)
     (run / "samples.jsonl").write_text(text)

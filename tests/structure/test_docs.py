@@ -176,6 +176,8 @@ def check(command: str, folder: Path, compose: Compose) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
     if command in OF_AGENTS:
         return
+    if command in RUN_ELSEWHERE:
+        return
     if command.startswith("make "):
         check_make(command)
     elif command.startswith(".venv/bin/python -m pytest "):
@@ -187,7 +189,7 @@ def check(command: str, folder: Path, compose: Compose) -> None:
     elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):
         check_launch(command.removeprefix("PYTHONPATH=examples "), folder, compose)
     else:
-        assert command in RUN_ELSEWHERE, f"say in test_docs.py how this is executed: {command}"
+        raise AssertionError(f"say in test_docs.py how this is executed: {command}")
 
 
 @pytest.mark.slow

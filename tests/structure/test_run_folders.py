@@ -32,13 +32,13 @@ OF_LINUX = "files of Linux in /proc"
 OF_USER = "files that the command or its configuration names"
 PARSED = "parses the text that the door has read"
 EXCEPTIONS = {
+    ("lab/rlhf_lab/bundle.py", "shutil.copy"): "the bundle that this command has written",
     ("lab/rlhf_lab/ensembles/members.py", "load_file"): "weights of a model folder, as it is built",
     ("rlhf/chat/__main__.py", "os.open"): "the device that swallows output",
     ("rlhf/config/freeze.py", "OmegaConf.load"): PARSED,
     ("rlhf/config/freeze.py", "yaml.parse"): PARSED,
     ("rlhf/config/machine_rates.py", ".read_text"): "rates of this machine, in the user's cache",
     ("rlhf/config/machine_rates.py", "json.loads"): "rates of this machine, in the user's cache",
-    ("rlhf/export.py", "shutil.copy"): "the bundle that this command has written",
     ("rlhf/jobs/completion.py", ".read_text"): OF_USER,
     ("rlhf/jobs/completion.py", "json.loads"): OF_USER,
     ("rlhf/jobs/launch_command.py", ".glob"): "the presets in conf/",

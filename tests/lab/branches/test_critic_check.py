@@ -26,6 +26,7 @@ from rlhf.phases.shared.scoring import ModelScores
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.run.metric_table import varies_between_runs
 from rlhf_lab.branches.branches import Brancher, BranchPoint, add_step_values
+from rlhf_lab.branches.critic_states import CriticState
 from tests.conftest import Compose
 from tests.phases.ppo.ppo_pieces import maker_of, source
 from tests.phases.ppo.test_phase import SHORT
@@ -200,9 +201,9 @@ def test_checks_change_nothing_of_a_run(
     for (step, values), (_, others) in zip(plain.logged, checked.logged, strict=True):
         for name, value in values.items():
             assert varies_between_runs(name) or others[name] == value, f"{name} in step {step}"
-    steps = [step for step, _ in checked.critic]
+    steps = [step for step, _ in checked.rows]
     assert steps == [2] * len(steps)
-    states = [state for _, state in checked.critic]
+    states = [CriticState(**row) for _, row in checked.rows]
     assert 4 <= len(states) <= 8
     assert {state.pair for state in states} == {8, 9, 10, 11}
     assert all(0 <= state.place < 1 and state.error >= 0 for state in states)
