@@ -1,8 +1,8 @@
-"""Methods: what a paper adds to PPO or to the reward model, as packages that anybody can write.
+"""Methods: additions of papers to PPO or the reward model, in packages that anybody can write.
 
-A package offers a subclass of ``Method`` by the entry point ``rlhf.methods``; docs/methods.md shows
-how. Installed methods add their keys to the configuration, and take part in runs that switch them
-on. Importing a method imports no torch: its functions import what they need.
+A package offers a subclass of ``Method`` in the group of entry points ``rlhf.methods``, as
+docs/methods.md shows. Installed methods add their keys to the configuration, and take part in runs
+that switch them on. Importing a method must not import torch: its functions import what they need.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ P = TypeVar("P", bound="Part")
 
 
 class Part:
-    """The base of the classes with which a method takes part in a room of the program."""
+    """The base of what a method adds to a part of the program, such as PPO or the planner."""
 
 
 class MethodKeys:
-    """The base of the dataclasses with a method's keys, which a group of the configuration gets.
+    """The base of a dataclass whose keys a method adds to a group of the configuration.
 
-    Each key has a default value. The group gets the keys only, no functions of the class.
+    Each key has a default value. Only the fields are added to the group, not the functions.
     """
 
     @classmethod
     def of(cls, config: object) -> Self:
-        """Return these keys, of a group of ``config``, or of ``config`` if it is the group."""
+        """Return the keys with their values in ``config``, a configuration or one of its groups."""
         names = [key.name for key in fields(cls)]  # type: ignore[arg-type]
         groups = [config, *vars(config).values()]
         group = next(group for group in groups if all(hasattr(group, name) for name in names))
@@ -55,18 +55,19 @@ class MethodKeys:
 
 
 class Method:
-    """A method of RLHF that a run can switch on. Its own members change nothing."""
+    """A method of RLHF that a run can switch on. The defaults of its members change nothing."""
 
     name: ClassVar[str]
     """The name of the method, which is also the name of its entry point."""
     keys: ClassVar[Mapping[str, type[MethodKeys]]] = {}
-    """Keys to add, by group; those of ``rewards`` are added to each part of the score."""
+    """Keys to add, by group; keys of ``rewards`` are added to each part of the score."""
     off: ClassVar[Mapping[str, Any]] = {}
-    """The values that switch the method off, by key; it is on if any key has another value."""
+    """The values that switch the method off, by key. Another value, or a part of the score of a
+    kind in ``reward_kinds``, switches it on."""
     unread: ClassVar[Mapping[str, Unread]] = {}
-    """Keys of the core that have no effect with the method, each with the reason."""
+    """Keys of the core, each with the rule for when the method makes it ineffective."""
     reward_kinds: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Keys that a part of ``rewards`` reads, by the kind of the part; * after a required key."""
+    """Keys that a part of ``rewards`` reads, by the kind of the part. Required keys end in *."""
     log: ClassVar[str | None] = None
     """Name of a file NAME.jsonl in the run directory to which rank 0 appends; None: no file."""
     package = ""
@@ -91,20 +92,21 @@ class Method:
         """Raise ConfigError if a rule is broken; called for every run, after the core's rules."""
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
-        """Raise an error if a model of ``phases`` lacks what the method needs, before the start."""
+        """Raise an error, before the run, if a model of ``phases`` lacks what the method needs."""
 
     def warnings(self, config: RunConfig) -> Iterator[str]:
-        """Yield warnings, which are printed before any training."""
+        """Yield warnings, which are printed before training in runs with PPO."""
         yield from ()
 
     def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the number of optimizer steps to add to the steps over ``examples`` examples."""
+        """Return the optimizer steps to add to those of sft, reward or dpo over ``examples``."""
         return 0
 
     def reference(self, config: RunConfig, phase: Phase) -> tuple[str, ModelConfig] | None:
-        """Return KEY, where the key KEY_path names the reference of ``phase``, and this model.
+        """Return the model that replaces the reference of ``phase``, after the start of its key.
 
-        None: the reference is a copy of the initial policy.
+        The start is "ppo.teacher" if the key is ppo.teacher_path. None: the reference is a copy of
+        the initial policy.
         """
         return None
 
@@ -113,7 +115,7 @@ class Method:
         return None
 
     def costs(self) -> Part | None:
-        """Return what the method adds to a plan: a ``rlhf.models.model_uses.Costs``."""
+        """Return the costs for the plan: a ``rlhf.models.model_uses.Costs``."""
         return None
 
     def reward_trainer(self) -> type[Part] | None:
@@ -121,20 +123,20 @@ class Method:
         return None
 
     def reward_model(self) -> Part | None:
-        """Return what completes a trained reward model: a ``rlhf.models.build.Completion``."""
+        """Return the loader of a trained reward model: a ``rlhf.models.build.Completion``."""
         return None
 
     def scorer(self) -> Part | None:
-        """Return what scores responses in a process: a ``rlhf.rewards.isolated.RewardScorer``."""
+        """Return the scorer of responses: a ``rlhf.rewards.isolated.RewardScorer``."""
         return None
 
     def report(self) -> Part | None:
-        """Return what the method adds to a report: a ``rlhf.report.run_charts.ReportPart``."""
+        """Return the additions to a report: a ``rlhf.report.run_charts.ReportPart``."""
         return None
 
 
 class _Found(NamedTuple):
-    """The installed methods by name, and what is wrong with others."""
+    """The installed methods by name, and a message for each method that cannot be used."""
 
     methods: dict[str, Method]
     faults: list[str]
@@ -148,7 +150,9 @@ def _find_methods() -> _Found:
         try:
             method = _load_method(entry, package)
             if entry.name in found.methods:
-                raise TypeError(f"{found.methods[entry.name].package} has it too")
+                raise TypeError(
+                    f"{found.methods[entry.name].package} has a method of this name too"
+                )
             found.methods[entry.name] = method
         except Exception as error:  # a package may raise anything
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -164,10 +168,10 @@ def _load_method(entry: EntryPoint, package: str) -> Method:
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
         raise TypeError(f"{entry.value} is no subclass of rlhf.methods.Method")
     if loaded.name != entry.name:
-        raise TypeError(f"its name is {loaded.name!r}")
+        raise TypeError(f"the class has name={loaded.name!r}, and not the entry point's name")
     for group, keys in loaded.keys.items():
         if group not in GROUPS:
-            raise TypeError(f"it adds keys to {group}; a method adds keys to {', '.join(GROUPS)}")
+            raise TypeError(f"keys has the group {group}; use {', '.join(GROUPS)}")
         keys()  # raises a TypeError that names a key without a default
     method = loaded()
     method.package = package
@@ -185,7 +189,7 @@ def methods_in_use(config: RunConfig) -> list[Method]:
 
 
 def require_methods(packages: Mapping[str, str]) -> None:
-    """Raise ConfigError if a method of a run, given with its package, is not installed."""
+    """Raise ConfigError if a method is not installed; ``packages`` has the package of each."""
     refuse_broken_methods()
     for name, package in packages.items():
         if name not in _find_methods().methods:
@@ -207,12 +211,12 @@ def refuse_broken_methods() -> None:
 
 
 def parts_of(kind: type[P], made: Iterable[Part | None]) -> list[P]:
-    """Return the parts that methods have made, of which each must be a ``kind``."""
+    """Return the parts that are not None; raise TypeError if one is no ``kind``."""
     return [_require(isinstance(part, kind), kind, part) for part in made if part is not None]
 
 
 def classes_of(kind: type[P], made: Iterable[type[Part] | None]) -> list[type[P]]:
-    """Return the classes that methods have returned, which must be subclasses of ``kind``."""
+    """Return the classes that are not None; raise TypeError if one is no subclass of ``kind``."""
     return [_require(issubclass(part, kind), kind, part) for part in made if part is not None]
 
 
@@ -249,7 +253,7 @@ def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
 
 
 def _keep_fields(keys: type) -> type:
-    """Return a class with the fields of ``keys`` only, whose types and docstrings stay findable."""
+    """Return a class with only the fields of ``keys``, of the same module and name as ``keys``."""
     columns = []
     for key in fields(keys):
         if key.default_factory is MISSING:
@@ -277,7 +281,7 @@ def conf_folders() -> list[Path]:
 def defaults_of_methods() -> dict[str, dict[str, Any]]:
     """Return the default values of the keys of the installed methods by group, as YAML has them.
 
-    Keys of ``rewards`` are left out: a part of the score has only the keys that are typed.
+    Keys of ``rewards`` are dropped: a part of the score has only the keys that the user sets.
     """
     found: dict[str, dict[str, Any]] = {}
     for method in installed_methods():
@@ -293,9 +297,10 @@ def _name_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def drop_idle_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain ``values`` of a configuration without methods that leave all at defaults.
+    """Return ``values``, plain values of a configuration, without keys of idle methods.
 
-    So a run without a method can be read where the method's package is not installed.
+    A method is idle if all of its keys have their defaults. A run without a method can then be read
+    where the method's package is not installed.
     """
     kept = dict(values)
     for method in installed_methods():
@@ -314,7 +319,7 @@ def _drop(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, An
 
 
 def patterns_of_places() -> list[str]:
-    """Return regular expressions of the keys of installed methods that name files or folders."""
+    """Return a regular expression for each key of installed methods that names a file or folder."""
     return [
         re.escape(f"{group}.{key.name}").replace(f"{REWARDS}\\.", rf"{REWARDS}\..+\.")
         for method in installed_methods()

@@ -56,7 +56,7 @@ from rlhf_lab.distillation import DistillationKeys
 from rlhf_lab.moving_reference import MovingReferenceKeys
 
 DIFFERS = 1  # exit code if something differs
-ROUNDING = 1e-2  # largest relative difference of a step that another processor computes
+ROUNDING = 1e-2  # largest relative difference to accept if another processor replays a step
 EXACT = 1e-4  # largest difference between a policy in memory and the same policy from its files
 OLDER = "an older version ran this, and recorded less"
 # Entry of result.json, and the measure in held_out.json of which it is the mean.

@@ -222,7 +222,7 @@ def read_json(path: Path, form: Form, *, keeps_nan: bool = False) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raise a DamagedFileError if there is none."""
+    """Return the JSON object in a file; raise a DamagedFileError if it is missing or {}."""
     if not (found := read_json(path, {})):
         raise DamagedFileError(path, "it is missing or empty")
     return dict(found)

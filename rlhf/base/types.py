@@ -272,7 +272,7 @@ class Engine(Model, StatefulWithTensors, Protocol):
         """Return True if half-precision gradients have overflowed on any rank."""
 
     def step(self, *, discard: bool = False) -> StepReport:
-        """Update the weights by the accumulated gradients, or with ``discard`` drop them."""
+        """Update the weights with the accumulated gradients; if ``discard``, drop the gradients."""
 
     def gather_parameters(self, module: nn.Module) -> AbstractContextManager[None]:
         """Gather the parameters of ``module`` in the block, which all ranks must enter."""

@@ -59,7 +59,7 @@ UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
     """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it.
 
-    It names the methods that the run uses, with their packages, and no keys of other methods.
+    It names the methods that the run uses, with their packages, and has no keys of idle methods.
     """
     used = {method.name: method.package for method in methods_in_use(config)}
     values = drop_idle_keys(asdict(config)) | ({METHODS: used} if used else {})
@@ -93,7 +93,7 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
     return _load_config(run_dir / FROZEN, _frozen_text(run_dir))
 
 
-@lru_cache(maxsize=1)  # a rank loads its configuration again once it has locked the run
+@lru_cache(maxsize=1)  # each rank loads it a second time, after the run is locked
 def _load_config(path: Path, text: str) -> RunConfig:
     try:
         cfg = _parse_frozen(path, text)

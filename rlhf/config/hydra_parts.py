@@ -1,4 +1,4 @@
-"""Private parts of Hydra: no other file of rlhf/ imports them, as a new release may change them.
+"""The only module of rlhf/ that imports undocumented parts of Hydra: a new release may change them.
 
 Hydra documents its decorator, the Compose API, ConfigStore, HydraConfig and the interfaces of its
 plugins. ``tests/config/test_hydra_parts.py`` names every other part that is used, members and texts
@@ -43,7 +43,7 @@ SWEPT = ("Ambiguous value for argument '", "Sweep parameters '")
 
 
 def parse_overrides(words: Iterable[str], loader: ConfigLoader | None = None) -> list[Override]:
-    """Parse overrides by Hydra's grammar; ``loader`` finds the options that a glob(...) matches.
+    """Parse overrides with Hydra's parser; ``loader`` finds the options that a glob(...) matches.
 
     Raises:
         OverrideParseException: if a word is no override.
@@ -52,7 +52,7 @@ def parse_overrides(words: Iterable[str], loader: ConfigLoader | None = None) ->
 
 
 def key_of(override: Override) -> str:
-    """Return the key, or the group of keys, that an override sets."""
+    """Return the key that an override sets, or the group whose option it chooses."""
     return override.package or override.key_or_group
 
 
@@ -92,13 +92,13 @@ class MethodsSearchPath(SearchPathPlugin):
     """The part of Hydra's search path with the options of installed methods."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders of methods behind conf/, whose files come first."""
+        """Add the folders of methods after conf/: of two files Hydra uses that in conf/."""
         for folder in conf_folders():
             search_path.append("rlhf-methods", f"file://{folder}")
 
 
 def register_methods() -> None:
-    """Let Hydra find the options of installed methods, and the config ``methods``: their keys."""
+    """Let Hydra find the options of installed methods, and their keys: the config ``methods``."""
     ConfigStore.instance().store("methods", defaults_of_methods())
     Plugins.instance().register(MethodsSearchPath)
 

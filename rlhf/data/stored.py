@@ -50,7 +50,7 @@ FACTS = np.dtype(
         ("bytes", BYTES),
     ]
 )
-# Fields that must have their defaults in a record whose texts are all that is learned of it.
+# Fields that must have their defaults if a record is learned only from its texts.
 MORE = ("seed", "turns", "tools", "grade")
 read_more = itemgetter(*map(Record._fields.index, MORE))
 NO_MORE = read_more(Record())

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 @cache
 def kernels_for(device: str) -> CheckedKernels:
-    """Return the kernels for a type of device, each compared with torch before its first use."""
+    """Return the kernels for a type of device.
+
+    Each is compared with torch before its first use: on GPUs by default, on CPUs only with
+    hardware.kernels=checked.
+    """
     from rlhf.kernels.checked import CheckedKernels
 
     if device == "cuda":

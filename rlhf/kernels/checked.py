@@ -1,10 +1,11 @@
-"""The kernels of a device behind their comparisons with torch (kernel_checks.py).
+"""The kernels of a device, each used only if its results equal torch's (kernel_checks.py).
 
-``python -m rlhf.gpu_check`` makes the same comparisons at the sizes of real models.
+``python -m rlhf.gpu_check`` repeats the comparisons of AdamW, log-probs and attention at the sizes
+of real models.
 
-Shapes: N = tokens, F = first tokens, which are compared, V = vocabulary, R = rows of a KV cache,
-L = its columns, K = key/value heads, G = query heads for each of them, D = head size, S = scores of
-a row.
+Shapes: N = tokens, F = the first tokens, which alone are compared, V = vocabulary, R = rows of a
+KV cache, L = columns of the KV cache, K = key/value heads, G = query heads for each of them, D =
+head size, S = scores of a row.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from rlhf.kernels.torch_adamw import (
 )
 
 FEW = 32  # rows of logits, or of attention scores, that are compared
-MOST_WEIGHTS = 2**18  # weights of a parameter that the comparison of AdamW updates
-SCALE = 1.25  # factor on logits, instead of 1 / temperature
+MOST_WEIGHTS = 2**18  # most weights of a parameter in the comparisons of AdamW and averages
+SCALE = 1.25  # factor on the logits in comparisons; a run has 1 / temperature
 SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 
 
 class CheckedKernels:
-    """The kernels of a device, of which torch replaces those that are not equal to it.
+    """The kernels of a device; torch replaces a kernel whose results differ from torch's.
 
-    ``kernels`` is the module cpu_kernels or gpu_kernels, which has only some of the functions. A
-    function returns None if there is no kernel, and may raise any error if the kernel does not run.
-    rlhf/engine/masters.py explains how two 16-bit halves store an fp32 number.
+    ``kernels`` is the module cpu_kernels or gpu_kernels; each has some of these functions. They
+    return None if there is no kernel, and may raise any error if the kernel cannot run.
+    ``rlhf.kernels.torch_adamw.Split`` explains how two 16-bit halves store an fp32 number.
     """
 
     def __init__(self, kernels: ModuleType, device: str) -> None:
@@ -94,14 +95,14 @@ class CheckedKernels:
         return self._use("attention over the KV cache", load, compare)
 
     def _load(self, name: str) -> Callable[..., Any]:
-        """Return the function ``name`` of the kernels; if it is missing, one that returns None."""
+        """Return the function ``name`` of the kernels, or a function that returns None."""
         return getattr(self._kernels, name, lambda *_, **__: None)
 
     def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:
         return use_if_equal(name, self._device, load, compare, **how)
 
     def _use_on_rows(self, name: str, load: Any, compare: Any, rows: Tensor) -> Any | None:
-        """Compare a kernel that works on ``rows`` (..., width), once for each width and dtype."""
+        """Return the kernel for ``rows`` (..., width), compared once for each width and dtype."""
         width = rows.shape[-1]
         compare = partial(compare, rows=rows.view(-1, width)[:FEW])
         return self._use(name, partial(load, rows), compare, shape=(rows.dtype, width))

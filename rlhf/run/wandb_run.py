@@ -95,7 +95,7 @@ class WandbTracker(Tracker):
                 "Check the network and `wandb login --verify`, or use tracking=wandb_offline."
             ) from error
         self._run_dir, self._uploads = run_dir.resolve(), config.upload
-        if config.wandb is WandbMode.online:  # offline runs cannot name what they use
+        if config.wandb is WandbMode.online:  # W&B accepts use_artifact in online runs only
             self._run.use_artifact(_build_data_artifact(run_config["data"]))
         self._sent = self._last_sent_steps(run_dir, is_offline=config.wandb is WandbMode.offline)
         self._tables: dict[str, wandb.Table] = {}

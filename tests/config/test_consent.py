@@ -31,6 +31,7 @@ from rlhf.jobs.launch_command import Job
 from rlhf.methods import patterns_of_places
 from tests.chat.small_run import save_run
 from tests.conftest import Compose
+from tests.needs_lab import needs_lab
 from tests.runs import EPISODES
 
 Main = Callable[[Sequence[str]], int]
@@ -146,6 +147,7 @@ def edit_config(run_dir: Path, change: dict[str, Any]) -> None:
     path.write_text(yaml.safe_dump(config))
 
 
+@needs_lab
 def test_what_a_run_of_others_names_outside_needs_consent(
     tmp_path: Path, compose: Compose, monkeypatch: pytest.MonkeyPatch
 ) -> None:

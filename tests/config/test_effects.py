@@ -14,6 +14,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 from rlhf.options.phase_store.phase_store import phase_key
 from tests.conftest import Compose
+from tests.needs_lab import needs_lab
 
 ORDERS = ([Phase.sft, Phase.reward, Phase.ppo], [Phase.sft, Phase.dpo], [Phase.ppo])
 # The phase of checkpoint.best is the first, the last, the only one, one that is left out, or none.
@@ -82,6 +83,7 @@ def test_a_phase_depends_on_the_phases_before_it_only(compose: Compose) -> None:
     assert whole[Phase.reward] != reward[Phase.reward]
 
 
+@needs_lab
 def test_only_keys_of_this_list_change_no_result(compose: Compose) -> None:
     config = to_run_config(compose([]))
     found = {key for key, effect in effects_by_key().items() if not effect.affects(config)}

@@ -18,6 +18,7 @@ from rlhf.config.freeze import (
 )
 from rlhf.config.typed import flatten_keys, to_run_config, values_by_key
 from tests.conftest import Compose
+from tests.needs_lab import needs_lab
 
 
 def test_cache_directory_comes_from_the_environment(
@@ -55,6 +56,7 @@ def test_frozen_config_reads_back_equal(
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
 
 
+@needs_lab
 def test_values_by_key_are_those_of_the_file(compose: Compose, tmp_path: Path) -> None:
     words = [
         "phase=pipeline_rule",

@@ -15,6 +15,7 @@ from rlhf.config.hydra_errors import (
     type_of_key,
     unknown_key_error,
 )
+from tests.needs_lab import needs_lab
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -44,6 +45,7 @@ def is_word(word: str) -> bool:
         return False
 
 
+@needs_lab
 def test_every_proposal_of_the_table_exists() -> None:
     assert [
         each for found in own_keys_by_foreign_key().values() for each in found if not exists(each)
@@ -53,6 +55,7 @@ def test_every_proposal_of_the_table_exists() -> None:
     assert not exists("lora=rank8")
 
 
+@needs_lab
 def test_every_name_of_the_table_is_answered_with_keys_of_the_group() -> None:
     names = [f"ppo.{name}" for name in own_keys_by_foreign_key()]
     assert len(names) >= 419, "people type these names"

@@ -11,6 +11,7 @@ from rlhf.config.typed import to_run_config
 from rlhf.methods import conf_folders
 from tests.conf_headers import read_header
 from tests.conftest import Compose
+from tests.needs_lab import needs_lab
 
 CONF = Path(__file__).parents[2] / "conf"
 PRESETS: dict[str, dict[str, Any]] = read_yaml_beside(__file__, "presets.yaml")
@@ -23,6 +24,7 @@ FILES = {
 }
 
 
+@needs_lab
 def test_every_preset_has_its_row() -> None:
     assert set(FILES) == set(PRESETS)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlhf.report.alarms import find_doubts
+from tests.needs_lab import needs_lab
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "reward": {"accuracy": 0.805, "accuracy_ci": [0.78, 0.83]},
@@ -33,6 +34,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
     assert find_doubts(phases, {}) == []
 
 
+@needs_lab
 @pytest.mark.parametrize(
     ("phase", "changes", "words"),
     [

@@ -11,6 +11,7 @@ from rlhf.run.metric_table import (
     varies_between_runs,
 )
 from rlhf.run.phase_state import BestStep
+from tests.needs_lab import needs_lab
 
 UNITS = ("tflops", "mfu")
 
@@ -42,6 +43,7 @@ def test_an_unknown_name_has_no_direction_and_a_nearest_name(wrong: str, nearest
     assert better_direction(wrong) is None
 
 
+@needs_lab
 def test_timings_are_what_depends_on_the_machine() -> None:
     timings = {
         "sft/tokens_per_second",
@@ -64,6 +66,7 @@ def test_the_terminal_shows_metrics_that_exist_and_at_most_five() -> None:
         assert len(metrics) <= 5
 
 
+@needs_lab
 @pytest.mark.parametrize(
     ("name", "step"),
     [

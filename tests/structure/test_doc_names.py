@@ -12,6 +12,7 @@ from rlhf.config.hydra_errors import schema_types
 from rlhf.config.schema.run import AlarmName
 from rlhf.run.metric_table import GROUPS
 from rlhf.run.step_alarms import RULES
+from tests.needs_lab import needs_lab
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +45,7 @@ def metrics_of(text: str) -> set[str]:
     return {word for word in spans(text) if re.fullmatch(rf"{PHASES}/[a-z0-9_]+", word)}
 
 
+@needs_lab
 def test_keys_and_metrics_exist() -> None:
     keys, metrics = KEYS.keys() | FUNCTIONS | OTHER_NAMES, METRICS | OTHER_NAMES
     for page, text in TEXTS.items():
@@ -64,6 +66,7 @@ CONTROLLERS = {"kl.KlController", "entropy.EntropyController"}
 FUNCTIONS = {each for name in MODULES for each in functions_of(name)} | CONTROLLERS
 
 
+@needs_lab
 def test_every_algorithm_is_on_its_page() -> None:
     named = {word.partition("=")[0] for word in spans(TEXTS["docs/algorithms"])}
     assert named >= FUNCTIONS

@@ -1,4 +1,4 @@
-"""Clip-Cov: leave a few of the tokens that cost the policy most entropy out of the losses.
+"""Clip-Cov: drop a few of the tokens that reduce the policy's entropy most from the losses.
 
 https://arxiv.org/abs/2505.22617. It costs nothing. Use it if the entropy falls early in training
 and the score then stops rising. Do not use it if the policy should become certain.
@@ -34,7 +34,7 @@ class ClipCovKeys(MethodKeys):
 
 
 class ClipCov(Method):
-    """Leave a few of the tokens that cost the policy most entropy out of the losses."""
+    """Drop a few of the tokens that reduce the policy's entropy most from the losses."""
 
     name = "clip_cov"
     keys = {"ppo": ClipCovKeys}

@@ -231,7 +231,7 @@ def find_causes(
 
 
 def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Policies]]:
-    """Return the method without each of its reasons for a bias, by the reason."""
+    """Return the method without one reason for a bias, for each reason."""
     ppo = method.config.ppo
     found: dict[str, tuple[Method, Policies]] = {}
     for cause in CAUSES:

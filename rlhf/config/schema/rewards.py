@@ -90,7 +90,7 @@ class RewardTerm(RewardTermOptions, RewardTermKeys):
     """Keys of one part of the score; docs/rewards.md lists the keys that each kind reads."""
 
 
-AUTO = "auto"  # value of ``sealed``: the hash that the code and files have at the start
+AUTO = "auto"  # sealed=auto: the hash of the code and files at the start of the run
 # The keys that each kind reads; a key with * must be set.
 READ = {
     RewardKind.model: OF_ALL,

@@ -67,7 +67,7 @@ class EpisodeStart(NamedTuple):
 
 
 class Player(StrEnum):
-    """Players that an environment may have, which choose turns instead of the policy."""
+    """Players that an environment may have, which write turns in place of the policy."""
 
     expert = "expert"
     random = "random"

@@ -4,11 +4,12 @@
 https://arxiv.org/abs/1707.06347 and https://arxiv.org/abs/2203.02155: 1 sample, 2 score,
 3 rewards and advantages, 4 clipped updates, 5 KL controller, 6 log.
 
-What differs from the papers by default, and why: the log-probs of sampling take the place of a
-forward pass, as long as training measures equal ones; advantages are whitened over all ranks, and
-losses divided by the tokens of the whole mini-batch, so that no split changes a gradient; values
-are not clipped, which did not help in https://arxiv.org/abs/2006.05990; a response without an end
-costs a penalty, as a reward model has seen few; mixture training is off (``ppo.ptx_coef``).
+What differs from the papers by default, and why: the log-probs that sampling returned replace a
+forward pass, as long as training measures nearly the same (rollout.max_logprob_mismatch);
+advantages are whitened over all ranks, and losses divided by the tokens of the whole mini-batch, so
+that no number of ranks or micro-batches changes a gradient; values are not clipped, which did not
+help in https://arxiv.org/abs/2006.05990; a response without an end token is penalised, as a reward
+model has seen few; and mixture training is off (``ppo.ptx_coef``).
 
 Shapes: B = sequences of this rank, T = response tokens.
 """
