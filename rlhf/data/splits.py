@@ -101,8 +101,8 @@ def divide_over_phases(
             _drop_held_out_prompts(found[i][index], is_held_out[groups[i][0]])
             for i in range(len(datasets))
         ]
-        is_for_some = any(share[index] > 0 for share in shares)
-        if is_for_some and not (
+        has_examples = any(share[index] > 0 for share in shares)
+        if has_examples and not (
             any(len(p.train) for p in parts) and any(len(p.eval) for p in parts)
         ):
             raise DataError(_too_small_message(datasets, phase, parts, split))

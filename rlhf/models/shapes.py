@@ -119,9 +119,9 @@ def _plain_shape(
     return ModelShape(layers=layers, hidden=hidden, heads=heads, ffn=ffn, **plain | own)
 
 
-def _head_weights(c: Mapping[str, Any], width: int, *, is_tied: bool) -> int:
-    """Return the weights of the head; ``is_tied`` is the default of the config class."""
-    return 0 if c.get("tie_word_embeddings", is_tied) else c["vocab_size"] * width
+def _head_weights(c: Mapping[str, Any], width: int, *, tied_by_default: bool) -> int:
+    """Return the weights of the head; ``tied_by_default`` is the default of the config class."""
+    return 0 if c.get("tie_word_embeddings", tied_by_default) else c["vocab_size"] * width
 
 
 def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
@@ -141,7 +141,7 @@ def _opt_shape(c: Mapping[str, Any]) -> ModelShape:
         matrices=((hidden, hidden),) * 4 + ((hidden, ffn), (ffn, hidden)),
         outside=c["vocab_size"] * embedding + positions * hidden + projection + tail,
         tail=tail,
-        head=_head_weights(c, embedding, is_tied=True),
+        head=_head_weights(c, embedding, tied_by_default=True),
         embedding=embedding,
     )
 
@@ -176,7 +176,7 @@ def _llama_shape(
         layer_vectors=vectors,
         outside=c["vocab_size"] * hidden + hidden,
         tail=hidden,
-        head=_head_weights(c, hidden, is_tied=False),
+        head=_head_weights(c, hidden, tied_by_default=False),
         has_rms_norms=True,
         norms_heads=qk_norm,
     )
@@ -191,7 +191,7 @@ def _gpt_neox_shape(c: Mapping[str, Any]) -> ModelShape:
         heads=c["num_attention_heads"],
         ffn=c["intermediate_size"],
         outside=c["vocab_size"] * hidden + 2 * hidden,
-        head=_head_weights(c, hidden, is_tied=False),
+        head=_head_weights(c, hidden, tied_by_default=False),
     )
 
 
@@ -204,7 +204,7 @@ def _bloom_shape(c: Mapping[str, Any]) -> ModelShape:
         heads=c.get("n_head") or c["num_attention_heads"],
         ffn=4 * hidden,
         outside=c["vocab_size"] * hidden + 4 * hidden,
-        head=_head_weights(c, hidden, is_tied=True),
+        head=_head_weights(c, hidden, tied_by_default=True),
         keeps_scores=True,
     )
 
@@ -218,7 +218,7 @@ def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
         heads=c["n_head"],
         ffn=c.get("n_inner") or 4 * hidden,
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
-        head=_head_weights(c, hidden, is_tied=True),
+        head=_head_weights(c, hidden, tied_by_default=True),
         # Its own activation has several products and a tanh: autograd saves each one's input.
         wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2,
     )

@@ -36,7 +36,7 @@ from rlhf_lab.gradients.enumerated import (
     enumerate_answers,
     enumerate_groups,
 )
-from rlhf_lab.gradients.expected import Method, TinyStep, TinyTask
+from rlhf_lab.gradients.expected import GradientEstimator, TinyStep, TinyTask
 from tests.conftest import Compose
 from tests.documents import read_document
 from tests.runs import ROOT
@@ -141,7 +141,7 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
 }
 
 
-def method_of(compose: Compose, words: str, own: list[object]) -> Method:
+def method_of(compose: Compose, words: str, own: list[object]) -> GradientEstimator:
     return build_method(to_run_config(compose(words.split())), own)
 
 
@@ -226,7 +226,7 @@ def test_the_policies_of_the_updates(compose: Compose) -> None:
         assert float((chances[1] * apart_QA).sum() / tokens) == pytest.approx(nats, rel=1e-6)
 
 
-def sampled_gradients(method: Method, task: TinyTask) -> tuple[TinyStep, Tensor]:
+def sampled_gradients(method: GradientEstimator, task: TinyTask) -> tuple[TinyStep, Tensor]:
     step = TinyStep(method, task, policies_of_updates(method, task)["last"])
     generator = torch.Generator().manual_seed(3)
     found = [step.sampled_gradient(generator).flatten() for _ in range(80)]

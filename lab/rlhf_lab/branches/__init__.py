@@ -31,8 +31,8 @@ class ValueTargets(StrEnum):
     monte_carlo = "monte_carlo"
 
 
-BRANCHES = needs("value_targets", "monte_carlo")
-LAMBDA = needs("value_targets", "gae")
+ONLY_MONTE_CARLO = needs("value_targets", "monte_carlo")
+ONLY_GAE = needs("value_targets", "gae")
 CHECKED = needs("every", fix="add {key}=8")
 
 
@@ -57,9 +57,9 @@ class BranchKeys(MethodKeys):
 
     value_targets: ValueTargets = ValueTargets.gae
     """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""
-    value_branches: int = key(ABOVE_1, default=9, unread=[BRANCHES])
+    value_branches: int = key(ABOVE_1, default=9, unread=[ONLY_MONTE_CARLO])
     """Continuations per step of a response with value_targets=monte_carlo."""
-    value_step_tokens: int = key(ABOVE_0, default=4, unread=[BRANCHES])
+    value_step_tokens: int = key(ABOVE_0, default=4, unread=[ONLY_MONTE_CARLO])
     """Tokens of a step of a response with value_targets=monte_carlo."""
     critic_check: CriticCheckConfig = key(affects=NO_PHASE, default=CriticCheckConfig)
     """Checks of the critic against true values, which are sampled."""
@@ -79,7 +79,7 @@ class Branches(Method):
     name = "branches"
     keys = {"ppo": BranchKeys}
     off = {"ppo.value_targets": ValueTargets.gae, "ppo.critic_check.every": 0}
-    unread = dict.fromkeys(("ppo.lam", "ppo.lam_critic", "ppo.lam_length_alpha"), LAMBDA)
+    unread = dict.fromkeys(("ppo.lam", "ppo.lam_critic", "ppo.lam_length_alpha"), ONLY_GAE)
     log = "critic.jsonl"  # the states of all checks
 
     def check(self, config: RunConfig) -> None:

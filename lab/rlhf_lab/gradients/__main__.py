@@ -34,7 +34,7 @@ from rlhf.runtime.launch_mode import LAUNCHER
 from rlhf_lab.clip_cov import ClipCovKeys
 from rlhf_lab.gdpo import GdpoKeys
 from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
-from rlhf_lab.gradients.expected import PROMPTS, Method, TinyStep, TinyTask
+from rlhf_lab.gradients.expected import PROMPTS, GradientEstimator, TinyStep, TinyTask
 
 WRONG_WAY = 1  # exit code
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_to_exit_code(lambda: _examine(options), as_json=options.json)
 
 
-def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
+def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
     """Return the method of a configuration, with the user's own code.
 
     Raises:
@@ -84,7 +84,7 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
         "no expectation; use ppo.clip_cov_ratio=0 for this command": ratio > 0,
     }
     refuse_broken_rule(broken)
-    method = Method(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
+    method = GradientEstimator(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
     for each in own:
         if inspect.isclass(each) and issubclass(each, PpoHook):
             method = replace(method, hook=each)
@@ -95,7 +95,7 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> Method:
     return method
 
 
-def sample(method: Method, task: TinyTask, *, batches: int, seed: int) -> SampledMatch:
+def sample(method: GradientEstimator, task: TinyTask, *, batches: int, seed: int) -> SampledMatch:
     """Return what ``batches`` sampled first updates show."""
     step = TinyStep(method, task, policies_of_updates(method, task)["first"])
     generator = torch.Generator().manual_seed(seed)

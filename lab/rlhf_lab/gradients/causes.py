@@ -15,7 +15,7 @@ from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.keys import LossLimit
 from rlhf.config.schema.ppo import LossAggregation
 from rlhf.options import PpoConfig
-from rlhf_lab.gradients.expected import Method, Policies, TinyStep, TinyTask
+from rlhf_lab.gradients.expected import GradientEstimator, Policies, TinyStep, TinyTask
 
 UPDATE_KL = 0.01  # nats per token that the updates of a step move the policy, without a limit
 EXACT = 1e-9  # a smaller bias is rounding
@@ -145,7 +145,7 @@ class GradientFinding(NamedTuple):
     text: str
 
 
-def policies_of_updates(method: Method, task: TinyTask) -> dict[str, Policies]:
+def policies_of_updates(method: GradientEstimator, task: TinyTask) -> dict[str, Policies]:
     """Return the policies of the first update on a rollout, and of the last if there are several.
 
     Updates, and steps of rollout.lag, follow the method's own expected gradient.
@@ -164,13 +164,15 @@ def policies_of_updates(method: Method, task: TinyTask) -> dict[str, Policies]:
     return found
 
 
-def compare(method: Method, task: TinyTask, policies: Policies) -> GradientMatch:
+def compare(method: GradientEstimator, task: TinyTask, policies: Policies) -> GradientMatch:
     """Return the method's expected gradient beside the gradient of its objective."""
     step = TinyStep(method, task, policies)
     return GradientMatch.of(step.expected_gradient(), step.exact_gradient())
 
 
-def split_objective(method: Method, task: TinyTask) -> dict[str, tuple[Method, TinyTask]]:
+def split_objective(
+    method: GradientEstimator, task: TinyTask
+) -> dict[str, tuple[GradientEstimator, TinyTask]]:
     """Return method and task for the whole objective, the score alone and the KL penalty alone."""
     found = {"objective": (method, task)}
     if method.config.ppo.kl_ctl > 0:
@@ -181,7 +183,7 @@ def split_objective(method: Method, task: TinyTask) -> dict[str, tuple[Method, T
     return found
 
 
-def examine(method: Method, task: TinyTask) -> GradientFinding:
+def examine(method: GradientEstimator, task: TinyTask) -> GradientFinding:
     """Compare all gradients of a method, and return what they mean."""
     updates = policies_of_updates(method, task)
     parts = split_objective(method, task)
@@ -209,7 +211,7 @@ def examine(method: Method, task: TinyTask) -> GradientFinding:
 
 
 def find_causes(
-    method: Method, task: TinyTask, policies: Policies, bias: float
+    method: GradientEstimator, task: TinyTask, policies: Policies, bias: float
 ) -> dict[str, float]:
     """Return the reasons for ``bias``: those whose removal leaves least first, and what is left.
 
@@ -230,10 +232,12 @@ def find_causes(
     return found
 
 
-def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Policies]]:
+def _variants(
+    method: GradientEstimator, policies: Policies
+) -> dict[str, tuple[GradientEstimator, Policies]]:
     """Return the method without one reason for a bias, for each reason."""
     ppo = method.config.ppo
-    found: dict[str, tuple[Method, Policies]] = {}
+    found: dict[str, tuple[GradientEstimator, Policies]] = {}
     for cause in CAUSES:
         if cause.holds(ppo):
             words = f"ppo.{cause.key}={getattr(ppo, cause.key)}: {cause.why}"
@@ -247,14 +251,14 @@ def _variants(method: Method, policies: Policies) -> dict[str, tuple[Method, Pol
     return found
 
 
-def own_names(method: Method) -> list[str]:
+def own_names(method: GradientEstimator) -> list[str]:
     """Return the names of the user's own code."""
     own = (each for each in (method.hook, method.surrogate) if each is not None)
     return [getattr(each, "__name__", repr(each)) for each in own]
 
 
 def _sentence(
-    method: Method,
+    method: GradientEstimator,
     verdict: Direction,
     first: GradientMatch,
     causes: Mapping[str, float],

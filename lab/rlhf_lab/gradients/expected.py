@@ -128,14 +128,14 @@ class Policies(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Method:
+class GradientEstimator:
     """A configuration's way from scores to gradients, and code that replaces a part of it."""
 
     config: RunConfig
     surrogate: Surrogate | None = None
     hook: type[PpoHook] | None = None
 
-    def with_keys(self, **keys: Any) -> Method:
+    def with_keys(self, **keys: Any) -> GradientEstimator:
         """Return the method with other values of the group ``ppo``."""
         return replace(self, config=replace(self.config, ppo=replace(self.config.ppo, **keys)))
 
@@ -168,7 +168,7 @@ class Method:
 class TinyStep:
     """A step of PPO on a task: the rollout of one policy, and the gradient at another."""
 
-    def __init__(self, method: Method, task: TinyTask, policies: Policies) -> None:
+    def __init__(self, method: GradientEstimator, task: TinyTask, policies: Policies) -> None:
         self.method, self.task, self.policies = method, task, policies
         self.sampled_QAT = task.logprobs(policies.sampled_QPV)
         self.start_QAT = task.logprobs(policies.start_QPV)

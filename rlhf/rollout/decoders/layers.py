@@ -23,7 +23,7 @@ from rlhf.rollout.decoders.projections import (
     can_pack_weights,
 )
 
-COMPARED = 16  # rows of numbers on which a joint projection is compared with separate ones
+ROWS_TO_COMPARE = 16  # rows of numbers on which a joint projection is compared with separate ones
 
 AdapterOf = Callable[[nn.Module], LowRank | None]  # returns a layer's LoRA adapter
 TensorFunction = Callable[[Tensor], Tensor]
@@ -127,7 +127,7 @@ class LayerBuilder:
 
         def compare(joint: Projection) -> list[tuple[Tensor, Tensor]]:
             width, device = modules[0].weight.shape[1], modules[0].weight.device
-            x = torch.randn(COMPARED, width, device=device).to(self._dtype)
+            x = torch.randn(ROWS_TO_COMPARE, width, device=device).to(self._dtype)
             separate = (
                 functional.linear(
                     x,

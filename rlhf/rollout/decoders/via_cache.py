@@ -128,7 +128,7 @@ class RowCache:
         self._first_row, self._past, self._positions_B = first_row, start, None
 
     def prepare_for_tokens(self, positions: list[int], positions_B: Tensor) -> None:
-        """Set the KV cache columns of the next pass, which has one token in each of the first rows."""
+        """Set the KV cache columns of the next pass: it has one token in each of the first rows."""
         self._past, self._positions_B = max(positions), positions_B
 
     def copy_row(self, source: int, target: int, columns: int) -> None:
