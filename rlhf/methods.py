@@ -150,9 +150,7 @@ def _find_methods() -> _Found:
         try:
             method = _load_method(entry, package)
             if entry.name in found.methods:
-                raise TypeError(
-                    f"{found.methods[entry.name].package} has a method of this name too"
-                )
+                raise TypeError(f"{found.methods[entry.name].package} has this name too")
             found.methods[entry.name] = method
         except Exception as error:  # a package may raise anything
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -194,8 +192,8 @@ def require_methods(packages: Mapping[str, str]) -> None:
     for name, package in packages.items():
         if name not in _find_methods().methods:
             raise ConfigError(
-                f"the run uses the method {name} of {package}, which is not installed; "
-                f"{how_to_install(str(package).partition(' ')[0])}"
+                f"the run uses the method {name} of {package}, which is not installed; if you "
+                f"trust this package, {how_to_install(package.partition(' ')[0])}"
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from functools import lru_cache
@@ -97,7 +97,12 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
 def _load_config(path: Path, text: str) -> RunConfig:
     try:
         cfg = _parse_frozen(path, text)
-        require_methods(cfg.pop(METHODS, {}))
+        methods = cfg.pop(METHODS, {})
+        if not isinstance(methods, Mapping) or not all(
+            isinstance(p, str) for p in methods.values()
+        ):
+            raise _unreadable_error(path, f"{METHODS} does not map names to packages")
+        require_methods(methods)
         return to_run_config(cfg)
     except (ConfigError, OmegaConfBaseException) as error:
         raise _unreadable_error(path, str(error).partition("\n")[0]) from error
