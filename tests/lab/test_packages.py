@@ -1,5 +1,7 @@
 """What messages say of the lab where it is not installed, and the lab that is."""
 
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -8,6 +10,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config import hydra_errors
 from rlhf.config.hydra_errors import missing_package
 from rlhf.methods import REWARDS, conf_folders, installed_methods
+from tests.runs import ROOT
 
 
 def test_the_known_names_are_those_of_the_lab() -> None:
@@ -33,3 +36,15 @@ def test_a_missing_package_is_named(words: str) -> None:
 def test_other_names_are_of_no_package() -> None:
     found = map(missing_package, ["ppo.gdp", "ppo.gdpos", "ppo=dap", "rewards.a.kind=model"])
     assert [*found] == [None] * 4
+
+
+@pytest.mark.slow
+def test_methods_are_found_whatever_is_imported_first() -> None:
+    """A method's module may import the schema, which is imported to add the method's keys."""
+    check = "import sys, rlhf.methods\nsys.exit(len(rlhf.methods._find_methods().faults))"
+    first = ["config.schema.ppo", "config.roles", "config.batches", "options", "config.schema.run"]
+    started = [
+        subprocess.Popen([sys.executable, "-c", f"import rlhf.{name}\n{check}"], cwd=ROOT)
+        for name in first
+    ]
+    assert [process.wait(60) for process in started] == [0] * len(first)
