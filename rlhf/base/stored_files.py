@@ -1,12 +1,12 @@
-"""The one door to the files of run directories, which may be damaged or come from somebody else.
+"""Read the files of run directories, which may be damaged or come from somebody else.
 
 Only regular files are read: no link, pipe or device. Their sizes, and the depth of what they hold,
-are bounded, and every value is compared with its form.
+are bounded, and every value is checked against its form.
 
-A *form* is what a JSON value must look like: a class (``float`` takes any number), a tuple
+A *form* describes the JSON values that are accepted: a class (``float`` takes any number), a tuple
 of forms of which one must fit, ``[form]`` for a list, ``{key: form}`` for an object, or a function
-that returns the form for the name of a key. An object's key that ends in ``?`` may be missing, and
-``OTHERS`` is the form of the keys that the form does not list.
+from the name of a key to the form of its value. An object's key that ends in ``?`` may be missing,
+and ``OTHERS`` is the form of the keys that the form does not list.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LARGEST = 1e60  # largest absolute value accepted in a file, because charts squa
 
 NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
 NAMES |= {type(None): "null"}
-NUMBERS: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # of each kind
+NUMBERS: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # accepted types by kind
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
 # Results that are mappings.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
@@ -121,22 +121,22 @@ def _stored_file(name: str) -> StoredFile:
 
 METRICS, SAMPLES, ALARMS = map(_stored_file, ("metrics.jsonl", "samples.jsonl", "alarms.jsonl"))
 PLAN, INPUTS, ATTEMPTS = map(_stored_file, ("plan.json", "inputs.json", "attempts.json"))
-# Of a phase, result.json has a form of its own in PHASES, and manifest.json is in its folder.
+# A phase's folder has a result.json of another form (PHASES), and a manifest.json.
 RESULT, PHASE_MANIFEST = map(_stored_file, ("result.json", "manifest.json"))
 DIGESTS, HELD_OUT = map(_stored_file, ("digests.jsonl", "ppo/held_out.json"))
 BUNDLE = _stored_file("bundle.json")  # only an imported run has it
 EVALUATION = _stored_file("evaluation/evaluation.json")
 ANSWERS, PAIRS = map(_stored_file, ("evaluation/answers.jsonl", "evaluation/pairs.jsonl"))
-MANIFEST = PHASE_MANIFEST.name  # of phases, checkpoints and cached tokens
+MANIFEST = PHASE_MANIFEST.name  # name of the manifest of phases, checkpoints and cached tokens
 Identity = list[int | str]  # size in bytes, and SHA-256
-MOST_BYTES = 2**31  # of a file that is read whole
-MOST_PARSED = 2**26  # bytes of a text, of a JSON file and of a line of a JSONL file
+MOST_BYTES = 2**31  # most bytes of a file that is read as a whole
+MOST_PARSED = 2**26  # most bytes of a text, of a JSON file and of a line of JSONL
 TAIL = 2**16  # bytes at the end of a log that hold its last lines
-DEEPEST = 32  # levels of lists and objects in each other
+DEEPEST = 32  # most levels of nested lists and objects
 
 
 class DamagedFileError(CheckpointError):
-    """The error for a file of a run directory whose content differs from what runs write."""
+    """The error for a file that no run can have written, or that cannot be read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.reason = reason
@@ -192,14 +192,14 @@ def _open_to_read(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_tail(path: Path) -> bytes:
-    """Return the last bytes of a file, at most ``TAIL``; none if there is no regular file."""
+    """Return the last bytes of a file, at most ``TAIL``; empty if there is no regular file."""
     with suppress(OSError, DamagedFileError):
         return read_bytes(path, start=max(0, path.stat().st_size - TAIL)) or b""
     return b""
 
 
 def read_stored_text(path: Path, *, most: int = MOST_PARSED) -> str | None:
-    """Return the text of a file; None if there is none.
+    """Return the text of a file; None if there is no file.
 
     Raises:
         DamagedFileError: as ``read_bytes``, and if the text is not UTF-8.
@@ -229,12 +229,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the value of each line in a JSONL file, checked; skip an incomplete last line."""
+    """Yield the value of each line in a JSONL file, checked; skip empty lines and a last line that was cut off."""
     return (value for _, value in read_json_lines_with_bytes(path, form))
 
 
 def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield the bytes, without line end, and the value of each line of ``read_json_lines``."""
+    """Yield the bytes of each line, without its end, and what ``read_json_lines`` yields."""
     for number, line in enumerate(_read_lines(path), start=1):
         if line.endswith(b"\n"):
             if line != b"\n":
@@ -277,7 +277,7 @@ def parse_json(
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Return True if lists and objects stand in each other on more than so many ``levels``."""
+    """Return True if lists and objects are nested deeper than ``levels``."""
     if not isinstance(value, list | dict):
         return False
     parts = value.values() if isinstance(value, dict) else value
@@ -325,12 +325,12 @@ def _has_type(value: Any, kind: type) -> bool:
 
 
 def find_entries(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths in ``folder`` that fit ``pattern``, whatever they are, sorted."""
+    """Return the paths in ``folder`` that match ``pattern``, of any type, sorted."""
     return sorted(folder.glob(pattern))
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the regular files in ``folder`` that fit ``pattern``; skip what links lead to."""
+    """Return the regular files in ``folder`` that match ``pattern``; do not follow links."""
     return [
         path
         for path in find_entries(folder, pattern)
@@ -352,7 +352,7 @@ def find_folders_with(name: str, place: Path) -> Iterator[Path]:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of the regular files in a folder, even while others remove some."""
+    """Return the size of the regular files in a folder; files may be removed meanwhile."""
     total = 0
     for path in find_entries(folder, "**/*"):
         with suppress(OSError):
@@ -368,7 +368,7 @@ def copy_regular_files(
     copy_function: Callable[[str, str], object] = shutil.copy2,
     skip: tuple[str, ...] = (),
 ) -> None:
-    """Copy the folder ``source`` to ``target``, except what has a name like a pattern in ``skip``.
+    """Copy the folder ``source`` to ``target``, except names that match a pattern in ``skip``.
 
     Raises:
         DamagedFileError: if ``source`` or something in it is a link, a pipe or a device.
@@ -421,7 +421,7 @@ def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
             yield name
 
 
-KEPT = 256  # last bytes of a read; if they differ at the next read, the file was replaced
+KEPT = 256  # last bytes read; if they differ at the next read, the file was replaced
 
 
 class NewLines(NamedTuple):
@@ -450,7 +450,7 @@ class GrowingFile:
         self.fault: str | None = None
 
     def read(self) -> NewLines:
-        """Return the values of the complete lines since the last read; none if there is no file."""
+        """Return the values of the complete lines since the last read; [] if there is no file."""
         content = self._read_from(self._place - len(self._tail))
         is_restarted = not content.startswith(self._tail)
         if is_restarted:
