@@ -229,7 +229,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the value of each line in a JSONL file, checked; skip empty lines and a last line that was cut off."""
+    """Yield the checked value of each line of JSONL; skip empty lines, and a last one cut off."""
     return (value for _, value in read_json_lines_with_bytes(path, form))
 
 
