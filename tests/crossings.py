@@ -190,8 +190,12 @@ def cross(pair: Pair, name: str, folder: Path, *, replays: str) -> str:
             found += different_metrics(whole, small)
         else:
             found.append(f"micro-batch 1: {ended.complaint}")
-    for program in (["rlhf.runs", "verify", "--replay", replays], ["rlhf.report"]):
-        trust = ["--trust-code"] if "run_code" in " ".join(given) and "verify" in program else []
+    for program in (["rlhf_lab.verify", "--replay", replays], ["rlhf.report"]):
+        trust = (
+            ["--trust-code"]
+            if "run_code" in " ".join(given) and "rlhf_lab.verify" in program
+            else []
+        )
         ended = call("-m", *program, whole, *trust, folder=folder)
         if ended.code:
             found.append(f"{' '.join(program)}: {ended.output}")

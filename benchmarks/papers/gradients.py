@@ -36,7 +36,7 @@ from rlhf_lab.gradients.enumerated import (
     draw_logits,
     enumerate_groups,
 )
-from rlhf_lab.gradients.expected import Method, TinyStep, TinyTask
+from rlhf_lab.gradients.expected import GradientEstimator, TinyStep, TinyTask
 
 EXACT = 1e-10  # bias of a gradient that is right
 PEERS_EXACT = 1e-6  # some functions of other projects compute in fp32
@@ -193,14 +193,16 @@ def base_config() -> RunConfig:
         return build_new_config(job)
 
 
-def method_of(config: RunConfig, row: Row) -> Method:
+def method_of(config: RunConfig, row: Row) -> GradientEstimator:
     """Return the configuration of a row; rules are not checked, so that k1 can enter the loss."""
     sizes = {"rollout_batch_size": ROWS, "mini_batch_size": ROWS, "ppo_epochs": 2}
     ppo = replace(config.ppo, **{**sizes, **row.keys})
-    return Method(replace(config, ppo=ppo, rollout=replace(config.rollout, lag=row.lag)))
+    return GradientEstimator(replace(config, ppo=ppo, rollout=replace(config.rollout, lag=row.lag)))
 
 
-def measure_row(method: Method, task: TinyTask, seed: int, *, batches: int) -> dict[str, float]:
+def measure_row(
+    method: GradientEstimator, task: TinyTask, seed: int, *, batches: int
+) -> dict[str, float]:
     """Return the figures of ``COLUMNS``."""
     updates = policies_of_updates(method, task)
     step = TinyStep(method, task, updates["first"])
@@ -228,7 +230,7 @@ def equal_kl_gradients(config: RunConfig, task: TinyTask) -> float:
     found = []
     for placement, estimator in (("loss", "k3_ratio"), ("loss", "k2"), ("advantage", "k1")):
         keys = {"whiten_advantages": False, **_kl(placement, estimator).keys}
-        method, unscored = split_objective(Method(config).with_keys(**keys), task)["kl"]
+        method, unscored = split_objective(GradientEstimator(config).with_keys(**keys), task)["kl"]
         policies = policies_of_updates(method, unscored)["first"]
         found.append(TinyStep(method, unscored, policies).expected_gradient())
     return max(float((each - found[0]).norm() / found[0].norm()) for each in found[1:])

@@ -35,7 +35,7 @@ def test_a_judged_run_is_resumed_and_replayed_exactly_without_its_judge(tmp_path
     stored = lines(run / "verdicts.jsonl")
     assert len({line["request"] for line in stored}) == len(stored) <= asked
 
-    verified = python("-m", "rlhf.runs", "verify", run, "--seed", 1, PYTHONPATH=ROOT)
+    verified = python("-m", "rlhf_lab.verify", run, "--seed", 1, PYTHONPATH=ROOT)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert "differs" not in verified.stdout.replace("0 differs", "")
     assert any(line.startswith("ok") and "replay" in line for line in verified.stdout.split("\n"))
