@@ -171,6 +171,12 @@ def _load_method(entry: EntryPoint, package: str) -> Method:
         if group not in GROUPS:
             raise TypeError(f"keys has the group {group}; use {', '.join(GROUPS)}")
         keys()  # raises a TypeError that names a key without a default
+    if loaded.keys and not loaded.off and not loaded.reward_kinds:
+        raise TypeError("it has keys, but neither off nor reward_kinds switches it on")
+    for name, value in loaded.off.items():
+        group, _, key = name.partition(".")
+        if group not in loaded.keys or attrgetter(key)(loaded.keys[group]()) != value:
+            raise TypeError(f"off has {name}={value}, which is not the default of a key of it")
     method = loaded()
     method.package = package
     return method
@@ -215,7 +221,11 @@ def parts_of(kind: type[P], made: Iterable[Part | None]) -> list[P]:
 
 def classes_of(kind: type[P], made: Iterable[type[Part] | None]) -> list[type[P]]:
     """Return the classes that are not None; raise TypeError if one is no subclass of ``kind``."""
-    return [_require(issubclass(part, kind), kind, part) for part in made if part is not None]
+    return [
+        _require(isinstance(part, type) and issubclass(part, kind), kind, part)
+        for part in made
+        if part is not None
+    ]
 
 
 def _require(holds: bool, kind: type[Part], part: Any) -> Any:

@@ -105,3 +105,6 @@ def test_a_method_is_killed_resumed_swept_and_examined(
     assert "ppo.sapo_temperature" in compared
     examined = environment.run("-m", "rlhf_lab.gradients", "experiment=smoke", *SAPO)
     assert "without limits" in examined
+    far = [*SAPO, "ppo.sapo_temperature=20", "rollout.lag=2"]
+    blamed = environment.run("-m", "rlhf_lab.gradients", "experiment=smoke", *far)
+    assert "ppo.sapo_temperature=20.0" in blamed, "and not PPO's clip, which it replaces"

@@ -44,6 +44,9 @@ def effects_by_key() -> dict[str, Effect]:
     found = dict(_iterate_effects(RunConfig, "", {}))
     for method in installed_methods():
         for key, rule in method.unread.items():
+            if key not in found:
+                owner = f"the method {method.name} of {method.package}"
+                raise ConfigError(f"{owner}: unread names {key}, which is no key")
             found[key] = found[key]._replace(unread=(*found[key].unread, rule))
     return found
 

@@ -21,6 +21,11 @@ class WithoutDefault(MethodKeys):
     size: int
 
 
+@dataclass(kw_only=True)
+class WithDefault(MethodKeys):
+    size: int = 3
+
+
 class NoMethod:
     name = "broken"
 
@@ -32,6 +37,15 @@ class OtherName(Method):
 class OtherGroup(Method):
     name = "broken"
     keys = {"model": MethodKeys}  # noqa: RUF012
+
+
+class NeverOn(Method):
+    name = "broken"
+    keys = {"ppo": WithDefault}  # noqa: RUF012
+
+
+class OnByDefault(NeverOn):
+    off = {"ppo.size": 0}  # noqa: RUF012
 
 
 class NoDefault(Method):
@@ -60,6 +74,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("OtherName", "name='other', and not the entry point's name"),
         ("OtherGroup", "keys has the group model; use data, reward, "),
         ("NoDefault", "'size'"),
+        ("NeverOn", "it has keys, but neither off nor reward_kinds switches it on"),
+        ("OnByDefault", "off has ppo.size=0, which is not the default of a key of it"),
     ],
 )
 def test_a_broken_method_is_named_in_one_line(
@@ -113,5 +129,6 @@ def test_a_part_of_another_kind_is_refused() -> None:
     assert classes_of(Costs, [None, Costs]) == [Costs]
     with pytest.raises(TypeError, match=r"must be a .*Costs"):
         parts_of(Costs, [Part()])
-    with pytest.raises(TypeError, match=r"must be a .*Costs"):
-        classes_of(Costs, [Part])
+    for other in (Part, Costs()):
+        with pytest.raises(TypeError, match=r"must be a .*Costs"):
+            classes_of(Costs, [other])

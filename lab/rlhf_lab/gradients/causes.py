@@ -14,6 +14,7 @@ from torch import Tensor
 from rlhf.config.choices import AdvantageEstimator, KlEstimator, KlPlacement
 from rlhf.config.schema.keys import LossLimit
 from rlhf.config.schema.ppo import LossAggregation
+from rlhf.methods import installed_methods
 from rlhf.options import PpoConfig
 from rlhf_lab.gradients.expected import GradientEstimator, Policies, TinyStep, TinyTask
 
@@ -69,6 +70,13 @@ def _penalises_in(*places: KlPlacement) -> Callable[[PpoConfig], bool]:
     return lambda ppo: ppo.kl_ctl > 0 and ppo.kl_placement in places
 
 
+def _values_without(name: str) -> dict[str, object]:
+    """Return values that lift the limit ``name``, and limits that a method replaces by it."""
+    methods = [method for method in installed_methods() if f"ppo.{name}" in method.off]
+    replaced = [key.removeprefix("ppo.") for method in methods for key in method.unread]
+    return {key: LIMITS[key].off for key in (name, *replaced) if key in LIMITS}
+
+
 def _limits(name: str, ppo: PpoConfig) -> bool:
     return getattr(ppo, name) not in (None, NO_LIMITS[name])
 
@@ -80,7 +88,7 @@ NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
 OWN_CODE = "your own code"
 CAUSES = (
     *(
-        Cause(name, limit.effect, partial(_limits, name), {name: limit.off})
+        Cause(name, limit.effect, partial(_limits, name), _values_without(name))
         for name, limit in LIMITS.items()
     ),
     Cause(
