@@ -44,7 +44,7 @@ every-test: $(STAMP)
 # that samples beside training, hundreds of hostile inputs and 200 run folders of an attacker, planted
 # regressions that a test must find, and on a pretended GPU every pair of
 # settings, all parts of gpu_check, and the memory of every model of benchmarks/planner.md; 100
-# cheats that runs verify must find, 30 honest runs that it must not accuse; all tests marked soak.
+# cheats that rlhf_lab.verify must find, 30 honest runs that it must not accuse; all tests marked soak.
 soak: $(STAMP)
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.pretend_cuda.memory --check

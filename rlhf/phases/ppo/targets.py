@@ -281,6 +281,7 @@ def whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
 
 TargetStep = Callable[[TargetMaker, Targets, Rollout], Targets]
 TargetSteps = tuple[TargetStep, ...]
+# ``update_moments`` ends at ``combine_parts``: a step inserted before scaling must be its new end.
 STEPS: TargetSteps = (
     combine_parts,
     scale_combined_scores,
