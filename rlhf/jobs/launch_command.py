@@ -1,6 +1,6 @@
 """Set up the process of launch.py; read its command line; read each of its jobs.
 
-``--help WORD`` prints keys, options of groups, or metrics.
+``--help`` prints conf/help.txt, ``--help WORD`` keys, options of groups, or metrics.
 """
 
 from __future__ import annotations
@@ -84,9 +84,8 @@ class Command(NamedTuple):
 
 @contextmanager
 def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> Iterator[Command]:
-    """Parse the arguments ``words`` and yield the command.
+    """Parse the arguments ``words`` and yield the command; for ``--help``, answer and exit.
 
-    For ``--help WORD``, print the answer and exit.
     ``definitions`` is the folder of sweep and search files. ``leads`` is True on rank 0 only:
     the other ranks join the run of rank 0, so Hydra composes nothing on them.
 
@@ -198,17 +197,23 @@ def set_up_process() -> None:
 
 
 def print_help(words: Sequence[str], conf: Path) -> None:
-    """Print the entries that the words after ``--help`` name, and exit; without a word, return.
+    """Print the entries that the words after ``--help`` name, or ``conf/help.txt``, and exit.
 
-    The printed values are from the configuration that the other ``words`` compose from ``conf``. If
-    all words are overrides, their keys and options are printed.
+    Without ``--help``, return. The printed values are from the configuration that the other
+    ``words`` compose from ``conf``. If all words are overrides, their keys and options are printed.
 
     Raises:
         ConfigError: if nothing has such a name, or the overrides cannot be composed.
     """
     flags, _ = parse_flags(words)
-    if not flags.help or not flags.overrides:
+    if not flags.help:
         return
+    if not flags.overrides:
+        sys.stdout.write(conf.joinpath("help.txt").read_text(encoding="utf-8"))
+        if brought := sorted(name for name, _ in _find_options(*conf_folders())):
+            text = textwrap.fill(f"Of installed methods: {', '.join(brought)}", 100)
+            sys.stdout.write(f"{text}\n")
+        sys.exit(0)
     asked = [word for word in flags.overrides if not word.partition("=")[2]]
     given = [word for word in flags.overrides if word not in asked]
     with composing(conf):
@@ -216,10 +221,7 @@ def print_help(words: Sequence[str], conf: Path) -> None:
         for key in OmegaConf.missing_keys(cfg):
             OmegaConf.update(cfg, key, "VALUE")
         config = to_run_config(cfg)
-    entries = {
-        **dict(_describe_keys(RunConfig, config, config)),
-        **dict(_describe_group_options(conf)),
-    }
+    entries = dict([*_describe_keys(RunConfig, config, config), *_describe_group_options(conf)])
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     for word in asked or [_name_of_override(word, entries) for word in given]:
         if word in OTHER_NAMES:
@@ -274,18 +276,24 @@ def _describe_keys(
             yield from _describe_keys(entry, None, config, f"{name}.NAME.")
 
 
+def _find_options(*folders: Path) -> Iterator[tuple[str, Path]]:
+    """Yield GROUP=OPTION and the file of each option in folders that are like conf/."""
+    for folder in folders:
+        for path in sorted(folder.glob("*/**/*.yaml")):
+            group, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
+            if group not in HIDDEN:
+                yield f"{group}={option}", path
+
+
 def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
     """Yield each option of a group, and each sweep, with the comment that begins its file."""
-    folders = [conf, *conf_folders()]
-    places = {p: p.relative_to(root) for root in folders for p in sorted(root.glob("*/**/*.yaml"))}
     sweeps = sorted(conf.with_name("sweeps").glob("*.yaml"))
-    for path, place in (places | {path: Path("sweep", path.name) for path in sweeps}).items():
-        group, _, option = place.with_suffix("").as_posix().partition("/")
+    named = ((f"sweep={path.stem}", path) for path in sweeps)
+    for name, path in [*_find_options(conf, *conf_folders()), *named]:
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[2:] for line in takewhile(lambda line: line.startswith("#"), lines)]
         told = [line for line in comments if not line.startswith(("@", "python "))]
-        if group not in HIDDEN:
-            yield f"{group}={option}", f"  {' '.join(told[:1])}\n{' '.join(told[1:])}"
+        yield name, f"  {' '.join(told[:1])}\n{' '.join(told[1:])}"
 
 
 def _describe_metric(info: MetricInfo) -> str:

@@ -102,9 +102,17 @@ def test_names_match_by_beginning_then_by_part() -> None:
         matching_names("sft.lz", names)
 
 
-def test_without_a_word_hydra_prints_its_help() -> None:
-    print_help(["--help"], CONF)
+def test_without_a_word_the_whole_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^0$"):
+        print_help(["-m", "--help"], CONF)
+    text, last = capsys.readouterr().out.rstrip("\n").rsplit("\n", 1)
+    assert CONF.joinpath("help.txt").read_text() == f"{text}\n"
+    assert last.startswith("Of installed methods: ppo=dapo, ppo=deepseek_v32")
+
+
+def test_without_help_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_help(["ppo.kl_ctl"], CONF)
+    assert capsys.readouterr().out == ""
 
 
 # The values are those of the command's other words.
