@@ -1,4 +1,4 @@
-"""Methods: additions of papers to PPO or the reward model, in packages that anybody can write.
+"""Methods: what papers add to PPO or the reward model, as packages that anybody can write.
 
 A package offers a subclass of ``Method`` in the group of entry points ``rlhf.methods``, as
 docs/methods.md shows. Installed methods add their keys to the configuration, and take part in runs
@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, make_dataclass
+from copy import copy
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar, get_type_hints
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
@@ -50,8 +51,10 @@ class MethodKeys:
         """Return the keys with their values in ``config``, a configuration or one of its groups."""
         names = [key.name for key in fields(cls)]  # type: ignore[arg-type]
         groups = [config, *vars(config).values()]
-        group = next(group for group in groups if all(hasattr(group, name) for name in names))
-        return cls(**{name: getattr(group, name) for name in names})
+        for group in groups:
+            if all(hasattr(group, name) for name in names):
+                return cls(**{name: getattr(group, name) for name in names})
+        raise TypeError(f"no group has the keys of {cls.__qualname__}; name it in Method.keys")
 
 
 class Method:
@@ -153,12 +156,16 @@ def _find_methods() -> _Found:
                 raise TypeError(f"{found.methods[entry.name].package} has this name too")
             found.methods[entry.name] = method
         except Exception as error:  # a package may raise anything
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            found.faults.append(
-                f"the method {entry.name} of {package} cannot be used ({reason}); update the "
-                f"package, or pip uninstall {package.partition(' ')[0]}"
-            )
+            found.faults.append(_describe_fault(entry.name, package, error))
     return found
+
+
+def _describe_fault(name: str, package: str, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return (
+        f"the method {name} of {package} cannot be used ({reason}); update the package, or "
+        f"pip uninstall {package.partition(' ')[0]}"
+    )
 
 
 def _load_method(entry: EntryPoint, package: str) -> Method:
@@ -171,8 +178,9 @@ def _load_method(entry: EntryPoint, package: str) -> Method:
         if group not in GROUPS:
             raise TypeError(f"keys has the group {group}; use {', '.join(GROUPS)}")
         keys()  # raises a TypeError that names a key without a default
+        get_type_hints(keys)  # raises a NameError if there is no such type
     if loaded.keys and not loaded.off and not loaded.reward_kinds:
-        raise TypeError("it has keys, but neither off nor reward_kinds switches it on")
+        raise TypeError("keys is set, but off and reward_kinds are empty: nothing switches it on")
     for name, value in loaded.off.items():
         group, _, key = name.partition(".")
         if group not in loaded.keys or attrgetter(key)(loaded.keys[group]()) != value:
@@ -245,10 +253,8 @@ def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
                 continue
             names = [key.name for key in fields(keys)]  # type: ignore[arg-type]
             if clash := next((name for name in names if name in taken), None):
-                _find_methods().faults.append(
-                    f"the method {method.name} of {method.package} cannot be used: {group}.{clash} "
-                    f"is a key of {taken[clash]}; pip uninstall {method.package.partition(' ')[0]}"
-                )
+                error = ValueError(f"{group}.{clash} is a key of {taken[clash]}")
+                _find_methods().faults.append(_describe_fault(method.name, method.package, error))
                 continue
             taken |= dict.fromkeys(names, method.package)
             bases.insert(0, _keep_fields(keys))
@@ -262,21 +268,26 @@ def add_keys_of_methods(group: str) -> Callable[[type[T]], type[T]]:
 
 def _keep_fields(keys: type) -> type:
     """Return a class with only the fields of ``keys``, of the same module and name as ``keys``."""
-    columns = []
-    for key in fields(keys):
-        if key.default_factory is MISSING:
-            own: Any = field(default=key.default, metadata=key.metadata)
-        else:
-            own = field(default_factory=key.default_factory, metadata=key.metadata)
-        columns.append((key.name, key.type, own))
+    columns = [(key.name, key.type, copy(key)) for key in fields(keys)]
     names = {"__module__": keys.__module__, "__qualname__": keys.__qualname__}
     return make_dataclass(keys.__name__, columns, namespace=names, kw_only=True)
 
 
-def read_table(method: Method, name: str) -> Mapping[str, Any]:
-    """Return the content of the YAML file ``name`` of a method; {} if it has no such file."""
+def read_table(
+    method: Method, name: str, parse: Callable[[Mapping[str, Any]], object]
+) -> Mapping[str, Any]:
+    """Return the content of the YAML file ``name`` of a method; {} if it has no such file.
+
+    If ``parse``, which reads the content later, raises an error, the method cannot be used.
+    """
     path = method.folder / name
-    found: Mapping[str, Any] = read_yaml_beside(str(path), name) if path.is_file() else {}
+    try:
+        found: Mapping[str, Any] = read_yaml_beside(str(path), name) if path.is_file() else {}
+        parse(found)
+    except Exception as error:  # the file of a package may hold anything
+        fault = ValueError(" ".join(f"{name}: {error}".split()))
+        _find_methods().faults.append(_describe_fault(method.name, method.package, fault))
+        return {}
     return found
 
 

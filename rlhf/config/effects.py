@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache, reduce
 from operator import attrgetter, getitem
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
@@ -18,7 +18,7 @@ from rlhf.config.hydra_errors import REWARD_MODEL_GROUP
 from rlhf.config.hydra_parts import parse_overrides
 from rlhf.config.schema.keys import Affects, AtResume, Unread, format_value
 from rlhf.config.schema.run import RunConfig
-from rlhf.methods import installed_methods
+from rlhf.methods import installed_methods, methods_in_use
 
 
 class Effect(NamedTuple):
@@ -33,9 +33,6 @@ class Effect(NamedTuple):
     def resume_may_change(self) -> bool:
         """Return True if a resumed run may change the key."""
         return self.at_resume is not AtResume.fixed
-
-
-OF_VALUE = ("bound", "limit", "names")  # facts of a field that its groups do not have
 
 
 @cache
@@ -61,7 +58,7 @@ def _iterate_effects(
     """
     types = get_type_hints(schema)
     for field in fields(schema):
-        own = {fact: x for fact, x in field.metadata.items() if fact not in OF_VALUE}
+        own = {fact: x for fact, x in field.metadata.items() if fact in Effect._fields}
         name, facts = prefix + field.name, {**inherited, **own}
         if is_dataclass(kind := types[field.name]):
             assert isinstance(kind, type)
@@ -98,12 +95,6 @@ def values_that_affect(config: RunConfig, phases: frozenset[Phase]) -> dict[str,
     }
 
 
-def _find_affects_function(group: str) -> Affects:
-    """Return the function that finds which phases read the keys of the top-level ``group``."""
-    (affects,) = (f.metadata["affects"] for f in fields(RunConfig) if f.name == group)
-    return cast("Affects", affects)
-
-
 def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
     """Raise an error if an override sets a key that ``config`` does not read.
 
@@ -130,25 +121,44 @@ def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
     if not (name := _find_key(key)):
         return ""
     # Keys like ppo.critic_check.every affect no result: take the readers of their group.
-    readers = effect_of(name).affects(config) or _find_affects_function(key.partition(".")[0])(
-        config
-    )
+    groups = {field.name: field.metadata["affects"] for field in fields(RunConfig)}
+    readers = effect_of(name).affects(config) or groups[key.partition(".")[0]](config)
     if readers and not readers & set(config.phase.order):
         return (
             f"only {' and '.join(p for p in Phase if p in readers)} can read {name}, and is not in "
             f"phase.order=[{','.join(config.phase.order)}]; remove {key}, or choose another phase"
         )
-    group = name.rpartition(".")[0]
     for rule in effect_of(name).unread:
-        causes = [each if "." in each else f"{group}.{each}" for each in rule.keys]
-        values = [attrgetter(each)(config) for each in causes]
-        if rule.holds(*values):
-            settings = " and ".join(map("{}={}".format, causes, map(format_value, values)))
+        if (causes := _cause_values(config, name, rule)) is not None:
+            settings = " and ".join(f"{each}={format_value(x)}" for each, x in causes.items())
+            group = name.rpartition(".")[0]
             fix = rule.fix.format(
-                key=causes[0],
+                key=next(iter(causes)),
                 group=group,
                 option=REWARD_MODEL_GROUP if group == "reward_model" else group,
                 value=value if key.endswith(".path") else "FOLDER_OR_ID",
             )
             return f"has no effect with {settings}; {fix}, or remove {key}"
     return ""
+
+
+def _cause_values(config: RunConfig, key: str, rule: Unread) -> dict[str, Any] | None:
+    """Return the values by which ``rule`` makes ``key`` ineffective; None if it does not."""
+    group = key.rpartition(".")[0]
+    keys = [each if "." in each else f"{group}.{each}" for each in rule.keys]
+    values = [attrgetter(each)(config) for each in keys]
+    return dict(zip(keys, values, strict=True)) if rule.holds(*values) else None
+
+
+def refuse_two_replacements(config: RunConfig) -> None:
+    """Raise ConfigError if two methods replace what one key sets: one of them would do nothing."""
+    replaced: dict[str, str] = {}
+    for method in methods_in_use(config):
+        for key, rule in method.unread.items():
+            if causes := _cause_values(config, key, rule):
+                if key in replaced:
+                    raise ConfigError(
+                        f"the methods {replaced[key]} and {method.name} both replace what {key} "
+                        f"sets; use one of them: {rule.fix.format(key=next(iter(causes)))}"
+                    )
+                replaced[key] = method.name

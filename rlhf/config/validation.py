@@ -13,6 +13,7 @@ from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.base.safe_text import FORMS, redact
 from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.choices import Phase
+from rlhf.config.effects import refuse_two_replacements
 from rlhf.config.schema.checkpoint import check_checkpoint
 from rlhf.config.schema.data import check_data
 from rlhf.config.schema.hardware import check_hardware
@@ -52,7 +53,7 @@ OPTIONS_CHECKS = (
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
     refuse_broken_methods()
-    texts = list(iterate_texts(asdict(config), ""))
+    texts = [(key, str(each)) for key, each in iterate_entries(asdict(config))]
     check_secrets(texts)
     check_control_characters(texts)
     check_bounds(config)
@@ -82,6 +83,7 @@ def validate(config: RunConfig) -> None:
 def check_options(config: RunConfig) -> None:
     """Check that the options in use can be combined; check the rules of options and methods."""
     check_exclusions(config)
+    refuse_two_replacements(config)
     for check in OPTIONS_CHECKS:
         check(config)
     for method in installed_methods():
@@ -134,12 +136,11 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
     ``texts`` are pairs of a key and its text.
     """
-    forms = {name: re.compile(form) for name, form in FORMS.items()}
     for key, text in texts:
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
-        for name, form in forms.items():
-            if form.search(text):
+        for name, form in FORMS.items():
+            if re.search(form, text):
                 raise ConfigError(
                     f"{key}: the value looks like {name}. A configuration is stored in the run "
                     "directory and shown in reports, so it must not hold secrets; "
@@ -149,9 +150,8 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
 def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
     """Check that no value is a secret, also if an interpolation read it from ``environment``."""
-    refuse_secrets_in_command(
-        (f"{k}={text}" for k, text in iterate_texts(asdict(config), "")), environment
-    )
+    words = (f"{key}={each}" for key, each in iterate_entries(asdict(config)))
+    refuse_secrets_in_command(words, environment)
 
 
 def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, str]) -> None:
@@ -171,14 +171,14 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
             )
 
 
-def iterate_texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key and the text of every name and value in nested mappings and lists."""
+def iterate_entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and every name and value in nested mappings and lists; skip None."""
     if isinstance(value, dict):
         for name, each in value.items():
-            yield from iterate_texts(each, f"{key}.{name}".lstrip("."))
-            yield key, str(name)
+            yield from iterate_entries(each, f"{key}.{name}".lstrip("."))
+            yield key, name
     elif isinstance(value, list):
         for each in value:
-            yield from iterate_texts(each, key)
+            yield from iterate_entries(each, key)
     elif value is not None:
-        yield key, str(value)
+        yield key, value

@@ -15,7 +15,7 @@ from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_FILE
 from rlhf.base.stored_files import SAMPLES
 from rlhf.config.freeze import read_frozen_keys
-from rlhf.methods import installed_methods, read_table
+from rlhf.methods import installed_methods, read_table, refuse_broken_methods
 from rlhf.options import tables_of_options
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
@@ -191,35 +191,36 @@ class Panel(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
+def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
+    """Return panels by section, PPO's first: of one metric, or of several with their labels."""
+    return {
+        title: [
+            Panel(name, (metrics,))
+            if isinstance(metrics, str)
+            else Panel(name, tuple(metrics), tuple(metrics.values()))
+            for name, metrics in charts.items()
+        ]
+        for title, charts in sorted(table.items(), key=lambda item: not item[0].startswith("PPO"))
+    }
+
+
 TABLE = merge_tables(
     [
         read_yaml_beside(__file__, FILE),
         *tables_of_options(FILE),
-        *(read_table(method, FILE) for method in installed_methods()),
+        *(read_table(method, FILE, _parse_panels) for method in installed_methods()),
     ]
 )
-# Panels by section, PPO's sections first, from the files panels.yaml here, in options and methods.
-# In a file, a panel is the name of one metric, or maps several metrics to their labels.
-PANELS: Mapping[str, Sequence[Panel]] = {
-    title: [
-        Panel(name, (metrics,))
-        if isinstance(metrics, str)
-        else Panel(name, tuple(metrics), tuple(metrics.values()))
-        for name, metrics in charts.items()
-    ]
-    for title, charts in sorted(TABLE.items(), key=lambda item: not item[0].startswith("PPO"))
-}
+PANELS: Mapping[str, Sequence[Panel]] = _parse_panels(TABLE)
 
 
 def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
     """Return ``PANELS``, plus a panel for the metrics of the reward's parts among ``names``."""
+    refuse_broken_methods()
     panels = dict(PANELS)
-    for prefix, title in (
-        ("ppo/parts/", "Parts of the score"),
-        ("ppo/eval_parts/", "Parts, held-out"),
-    ):
-        parts = tuple(name for name in names if name.startswith(prefix))
-        if parts:
+    titles = {"ppo/parts/": "Parts of the score", "ppo/eval_parts/": "Parts, held-out"}
+    for prefix, title in titles.items():
+        if parts := tuple(name for name in names if name.startswith(prefix)):
             panel = Panel(title, parts, tuple(name.removeprefix(prefix) for name in parts))
             panels["PPO: reward"] = (*panels["PPO: reward"], panel)
     return panels

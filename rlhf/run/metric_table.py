@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.methods import Method, installed_methods, read_table
@@ -27,18 +27,22 @@ class MetricInfo(NamedTuple):
     better: str | None = None  # "higher" or "lower"; None: neither is better
 
 
+def _parse_groups(table: Mapping[str, Any]) -> dict[str, dict[str, MetricInfo]]:
+    """Return metrics by group; raise TypeError if one lacks a field or has an unknown field."""
+    return {
+        title: {name: MetricInfo(**entry) for name, entry in group.items()}
+        for title, group in table.items()
+    }
+
+
 TABLE = merge_tables(
     [
         read_yaml_beside(__file__, FILE),
         *tables_of_options(FILE),
-        *(read_table(method, FILE) for method in installed_methods()),
+        *(read_table(method, FILE, _parse_groups) for method in installed_methods()),
     ]
 )
-# MetricInfo raises TypeError if an entry lacks a field or has an unknown field.
-GROUPS: Mapping[str, Mapping[str, MetricInfo]] = {
-    title: {name: MetricInfo(**entry) for name, entry in group.items()}
-    for title, group in TABLE.items()
-}
+GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _parse_groups(TABLE)
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 # Our metric for each name of another program.
 OTHER_NAMES: Mapping[str, str] = {
@@ -50,7 +54,7 @@ OTHER_NAMES: Mapping[str, str] = {
 
 def metrics_of(method: Method) -> set[str]:
     """Return the names of the metrics that only runs with ``method`` log."""
-    return {name for group in read_table(method, FILE).values() for name in group}
+    return {name for group in read_table(method, FILE, _parse_groups).values() for name in group}
 
 
 def documented_name(name: str) -> str:

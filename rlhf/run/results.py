@@ -90,11 +90,18 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
         return None
 
 
-def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> None:
-    """Append the hashes of the files that begin a run, and the ``environment`` that computes it."""
+def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> list[str]:
+    """Append the hashes of the files that begin a run, and the ``environment`` that computes it.
+
+    Return how the environment differs from that of the last attempt.
+    """
     files = hash_files(run_dir, (FROZEN, COMMAND, INPUTS.name))
-    attempts = [*read_attempts(run_dir), {"files": files, "environment": environment}]
+    attempts = read_attempts(run_dir)
+    before = attempts[-1]["environment"] if attempts else environment
+    attempts.append({"files": files, "environment": environment})
     write_json(run_dir / ATTEMPTS, {"attempts": attempts})
+    changed = [name for name in environment if environment[name] != before.get(name)]
+    return [f"{name} {environment[name]}, before {before.get(name)}" for name in changed]
 
 
 def read_attempts(run_dir: Path) -> list[dict[str, Any]]:

@@ -193,9 +193,6 @@ def seconds_since_process_start() -> float:
     return float(Path("/proc/uptime").read_text().split()[0]) - started
 
 
-PrintNote = Callable[[str], None]
-
-
 def run_phase(
     context: RunContext, phase: Phase, runner: Callable[[RunContext], dict[str, Any]]
 ) -> None:
@@ -229,7 +226,7 @@ def run_phase(
 
 
 def verify_finished_phases(
-    run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: PrintNote
+    run_dir: Path, finished: Sequence[Phase], config: RunConfig, say: Callable[[str], None]
 ) -> None:
     """Verify the finished phases of a resumed run; remove files that a killed attempt left."""
     refuse_links(run_dir, [f"{phase}{under}" for phase in finished for under in ("", f"/{STATE}")])

@@ -149,7 +149,11 @@ def run_phases(
     unfinished = unfinished_phases(config, run_dir)
     finished = [phase for phase in config.phase.order if phase not in unfinished]
     if ranks.is_main:
-        record_attempt(run_dir, describe_environment(config))
+        if changed := record_attempt(run_dir, describe_environment(config)):
+            console.say(
+                f"resumed with {'; '.join(changed)}: results may differ from those of a run that "
+                "was not stopped"
+            )
         verify_finished_phases(run_dir, finished, config, console.say)
     if unfinished:
         context = build_context(config, run_dir, ranks, console, unfinished)
@@ -206,9 +210,8 @@ def build_context(
     steps are dropped, because these steps are taken again.
     """
     require_capabilities(config)
-    check_before_start(
-        config, finished=[phase for phase in config.phase.order if phase not in unfinished]
-    )
+    finished = [phase for phase in config.phase.order if phase not in unfinished]
+    check_before_start(config, finished=finished)
     read_command(run_dir)  # model cards need command.txt later: raise now if it is damaged
     if ranks.is_main:
         read_plan(run_dir, console.say)

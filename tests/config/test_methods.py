@@ -1,7 +1,7 @@
 """Packages with methods that are broken, foreign or missing; tests/lab has methods that work."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,14 @@ import pytest
 
 from rlhf import methods
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.config import effects
+from rlhf.config.effects import refuse_two_replacements
 from rlhf.config.freeze import FROZEN, load_frozen_config, write_frozen_config
+from rlhf.config.schema.keys import Unread
 from rlhf.config.typed import to_run_config
 from rlhf.methods import Method, MethodKeys, Part, classes_of, parts_of
+from rlhf.report.charts import _parse_panels, panels_for_metrics
+from rlhf.run.metric_table import _parse_groups
 from tests.conftest import Compose
 
 
@@ -23,7 +28,7 @@ class WithoutDefault(MethodKeys):
 
 @dataclass(kw_only=True)
 class WithDefault(MethodKeys):
-    size: int = 3
+    num_things: int = 3
 
 
 class NoMethod:
@@ -45,7 +50,17 @@ class NeverOn(Method):
 
 
 class OnByDefault(NeverOn):
-    off = {"ppo.size": 0}  # noqa: RUF012
+    off = {"ppo.num_things": 0}  # noqa: RUF012
+
+
+@dataclass(kw_only=True)
+class UnknownType(MethodKeys):
+    num_things: "Sise" = 3  # type: ignore[name-defined] # noqa: F821
+
+
+class Misspelt(NeverOn):
+    off = {"ppo.num_things": 3}  # noqa: RUF012
+    keys = {"ppo": UnknownType}  # noqa: RUF012
 
 
 class NoDefault(Method):
@@ -74,8 +89,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("OtherName", "name='other', and not the entry point's name"),
         ("OtherGroup", "keys has the group model; use data, reward, "),
         ("NoDefault", "'size'"),
-        ("NeverOn", "it has keys, but neither off nor reward_kinds switches it on"),
-        ("OnByDefault", "off has ppo.size=0, which is not the default of a key of it"),
+        ("NeverOn", "keys is set, but off and reward_kinds are empty: nothing switches it on"),
+        ("Misspelt", "name 'Sise' is not defined"),
+        ("OnByDefault", "off has ppo.num_things=0, which is not the default of a key of it"),
     ],
 )
 def test_a_broken_method_is_named_in_one_line(
@@ -98,6 +114,59 @@ def test_two_packages_with_one_name_are_refused(installed: Any) -> None:
 
 class Working(Method):
     name = "broken"
+
+
+@pytest.mark.parametrize(
+    ("name", "parse", "text", "reason"),
+    [
+        ("metrics.yaml", _parse_groups, "A: {a/b: {unit: nats}}", "missing 3 required"),
+        ("metrics.yaml", _parse_groups, "A: {a/b: {unti: nats}}", "argument 'unti'"),
+        ("metrics.yaml", _parse_groups, "[a/b]", "no attribute 'items'"),
+        ("panels.yaml", _parse_panels, "A: [ppo/x]", "no attribute 'items'"),
+        ("panels.yaml", _parse_panels, "A: {", "expected node content"),
+    ],
+)
+def test_a_misspelt_table_of_a_package_is_named_in_one_line(
+    name: str, parse: Any, text: str, reason: str, installed: Any, tmp_path: Path
+) -> None:
+    installed(f"{__name__}:Working")
+    (method,) = methods.installed_methods()
+    (tmp_path / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Method, "folder", tmp_path)
+        assert methods.read_table(method, name, parse) == {}
+    with pytest.raises(ConfigError, match=rf"^the method broken of .*{name}: .*{reason}") as caught:
+        methods.refuse_broken_methods()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="the method broken of"):
+        panels_for_metrics([])
+
+
+@pytest.mark.usefixtures("installed")
+def test_two_methods_that_replace_the_same_are_refused(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(Method):
+        name = "other"
+        unread = dict.fromkeys(
+            ["ppo.cliprange"], Unread(("ppo.gamma",), lambda x: x < 1, "{key}=1")
+        )
+
+    class Third(Other):
+        name = "third"
+
+    config = to_run_config(compose([]))
+    for gamma, used in ((0.9, [Other()]), (1.0, [Other(), Third()])):
+        monkeypatch.setattr(effects, "methods_in_use", lambda _, used=used: used)
+        refuse_two_replacements(replace(config, ppo=replace(config.ppo, gamma=gamma)))
+    said = r"^the methods other and third both replace what ppo\.cliprange sets.*ppo\.gamma=1$"
+    with pytest.raises(ConfigError, match=said):
+        refuse_two_replacements(replace(config, ppo=replace(config.ppo, gamma=0.9)))
+
+
+def test_keys_that_no_group_has_are_an_error(compose: Compose) -> None:
+    with pytest.raises(TypeError, match="no group has the keys of WithDefault"):
+        WithDefault.of(to_run_config(compose([])))
 
 
 @pytest.mark.parametrize(

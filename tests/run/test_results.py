@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rlhf.base.stored_files import PLAN
-from rlhf.run.results import read_plan
+from rlhf.run.results import read_plan, record_attempt
 
 
 def test_a_damaged_plan_is_told_and_not_used(tmp_path: Path) -> None:
@@ -17,3 +17,12 @@ def test_a_damaged_plan_is_told_and_not_used(tmp_path: Path) -> None:
     assert warning.startswith("warning: ")
     assert PLAN.name in warning
     assert warning.endswith("The run continues without planned values")
+
+
+def test_an_attempt_in_another_environment_says_what_differs(tmp_path: Path) -> None:
+    first = {"torch": "2.13.0", "method sapo": "rlhf-sapo 1.0"}
+    assert record_attempt(tmp_path, first) == []
+    assert record_attempt(tmp_path, first) == []
+    later = {"torch": "2.13.0", "method sapo": "rlhf-sapo 1.1"}
+    assert record_attempt(tmp_path, later) == ["method sapo rlhf-sapo 1.1, before rlhf-sapo 1.0"]
+    assert record_attempt(tmp_path, later) == []

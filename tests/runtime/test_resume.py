@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlhf.export import main as export
 from rlhf.gpu_check.runs import differing_files
 from rlhf.run.phase_state import checkpoint_folders, find_latest_intact_checkpoint
+from tests.cheats import edit_json
 from tests.killer import PATH
 from tests.runs import (
     KEEP_ALL,
@@ -220,10 +222,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path
     weights = checkpoint_folders(stopped / "sft")[0] / "model" / "model.safetensors"
     flip(weights, 0.99)
     (state / f".step-{last + 4:08}.building").mkdir()
+    edit_json(
+        stopped / "attempts.json", lambda a: a["attempts"][-1]["environment"].update(torch="1.0")
+    )
     run = launch(f"resume={stopped}", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     warning = f"warning: {weights} is damaged: it is not what was written. It is not used"
     assert warning in run.stdout
+    assert f"resumed with torch {torch.__version__}, before 1.0: results may differ" in run.stdout
     assert f"sft: continues after step {before}" in run.stdout
     assert {path.name for path in state.iterdir()} == {f"step-{n:08}" for n in (before, last)}
     assert differing_files(stopped, whole) == []
