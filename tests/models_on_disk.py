@@ -10,6 +10,7 @@ from torch import nn
 
 from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.tokenizers import train_tokenizer
+from tests.architectures import sizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,8 +66,7 @@ def whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 def save_models(folder: Path, *, policy: str, reward: str) -> None:
     """Save a tiny policy and a tiny reward model, with tokenizers trained on these texts."""
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    architecture = {"model_type": "llama", "num_attention_heads": 1, **shape}
+    architecture = sizes("llama", 8, 8, layers=1, heads=1)
     source = ModelSource(key="model", path=None, architecture=architecture)
     tokenizers = [train_tokenizer([text], vocab_size=262) for text in (policy, reward)]
     models = (

@@ -131,7 +131,7 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
             "+model.architecture.rope_theta=10",
             "the run was started with model.architecture.rope_theta=null, which resume cannot",
         ),
-        ("rollout=hf", "start a new run with from_run=runs/latest rollout=hf"),
+        ("rollout=hf", "rollout=hf from_run=runs/latest and the words of runs/latest/command.txt"),
         ("sft.lr=1", "start a new run without resume"),
     ],
 )

@@ -12,17 +12,12 @@ from rlhf.engine.deepspeed_engine import DeepSpeedEngine
 from rlhf.models.build import build_actor
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import train_tokenizer
+from tests.architectures import sizes
 from tests.engine.test_torch_engine import engine_of
 from tests.lora_settings import adding, lora_config
 
 LAYERS = 3
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-}
+LLAMA = sizes("llama", 16, 32, layers=LAYERS)
 # Gathered weights would otherwise be kept for as long as they are few, which is always here.
 KEEP_NOTHING = {
     "stage3_max_reuse_distance": 0,

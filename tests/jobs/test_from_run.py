@@ -103,18 +103,21 @@ def test_a_phase_after_one_of_another_seed_is_not_shared(compose: Compose, sourc
 
 
 @pytest.mark.parametrize(
-    ("folder", "told"),
+    ("phase", "folder", "told"),
     [
-        ("", "the run has finished none of the phases that sft starts from"),
-        ("nowhere", "is not the directory of a run: it has no config"),
+        (Phase.sft, "", "sft starts from no earlier phase; remove from_run"),
+        (Phase.ppo, "begun", r"none of the phases that ppo starts from \(sft, reward\)"),
+        (Phase.ppo, "nowhere", "is not the directory of a run: it has no config"),
     ],
 )
 def test_a_run_without_a_phase_to_take_is_refused(
-    folder: str, told: str, compose: Compose, source: Path
+    phase: Phase, folder: str, told: str, compose: Compose, source: Path
 ) -> None:
-    words = ["phase=sft"]
+    (source / "begun").mkdir()
+    write_frozen_config(to_run_config(compose([])), source / "begun")
+    words = [f"phase={phase}"]
     with pytest.raises(RlhfError, match=told):
-        copy_keys_of_source_run(compose(words), source / folder, [Phase.sft], words)
+        copy_keys_of_source_run(compose(words), source / folder, [phase], words)
 
 
 def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(

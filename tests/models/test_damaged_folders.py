@@ -17,6 +17,7 @@ from rlhf.models.pretrained import require_one_label_model
 from rlhf.models.sources import RUN_FOLDER, ModelSource
 from rlhf.models.tokenizers import load_tokenizer
 from rlhf.options.lora.models import save_adapter
+from tests.architectures import sizes
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 
@@ -159,11 +160,8 @@ def test_a_config_with_which_no_model_runs_is_refused(
     family: str, fields: dict[str, Any], reason: str
 ) -> None:
     """The weights would fit."""
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    sizes |= {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
-    source = ModelSource(
-        key="model", path=None, architecture={"model_type": family} | sizes | fields
-    )
+    architecture = sizes(family, 16, 16, num_key_value_heads=1, head_dim=8) | fields
+    source = ModelSource(key="model", path=None, architecture=architecture)
     with pytest.raises(ConfigError, match=f"model: .*({reason})"):
         build_actor(source, TOKENIZER, seed=1)
 

@@ -12,6 +12,7 @@ from rlhf.models.build import ModelSource, build_actor, build_scorer
 from rlhf.models.model_uses import UnknownModelError, models_in_phase
 from rlhf.models.shapes import FAMILIES, shape_of
 from rlhf.options.trunk.shared_trunk import SharedTrunk
+from tests.architectures import sizes
 from tests.conftest import Compose
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import small_tokenizer
@@ -108,8 +109,7 @@ def test_the_reward_model_may_be_another(compose: Compose) -> None:
 
 TRUNKS = {
     "opt": TINY_MODEL | {"num_hidden_layers": 4},
-    "llama": {"model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 12}
-    | {"num_hidden_layers": 4, "num_attention_heads": 2, "max_position_embeddings": 64},
+    "llama": sizes("llama", 8, 12, layers=4, vocab_size=100, max_position_embeddings=64),
 }
 
 

@@ -26,10 +26,10 @@ from rlhf.models.tokenizers import (
 from rlhf.options.lora.models import check_tokenizer
 from rlhf.phases.shared.model_checks import require_same_tokens
 from rlhf.runtime.worker import describe_new_embeddings
+from tests.architectures import sizes
 from tests.conftest import Compose
 
-SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-ARCHITECTURE = {"model_type": "llama", "num_attention_heads": 1, **SHAPE}
+ARCHITECTURE = sizes("llama", 8, 8, layers=1, heads=1)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """PPO and DPO in this process: models on disk, plain engines, and a note of all that was told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,12 +77,15 @@ class Notes(Tracker):
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:
         self.sample += [(phase, step, sample) for sample in samples]
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         assert log in LOGS
         self.rows += [(step, line) for line in lines]
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]
+
+
+Make = Callable[..., tuple[RunContext, "Notes"]]
 
 
 class Judge:

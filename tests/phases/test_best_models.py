@@ -1,8 +1,6 @@
 """Every phase evaluates its last step too, if it may end with the best of its models."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from rlhf.phases.shared import checkpoints
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
 from rlhf.runtime.phase_runs import run_phase
-from tests.phases.run_pieces import Compose, Notes, PlannedEngine, run_context
+from tests.phases.run_pieces import Make, Notes, PlannedEngine
 
 PHASES: dict[str, tuple[Any, Callable[[RunContext], dict[str, Any]], str]] = {
     "sft": (sft, sft.run_sft, "sft/eval_loss"),
@@ -41,17 +39,7 @@ class Rising(Checkpoints):
         self.saved.append(self.step)
 
 
-Start = Callable[[str], tuple[RunContext, Notes]]
-
-
-@pytest.fixture
-def start(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    return partial(start_phase, compose, tmp_path, monkeypatch)
-
-
-def start_phase(
-    compose: Compose, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> tuple[RunContext, Notes]:
+def start(name: str, made: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[RunContext, Notes]:
     """The context of a phase of three steps that ends with the best of its models."""
     module, _, metric = PHASES[name]
     best = [f"checkpoint.best={metric}", "checkpoint.load_best=true", f"{name}.eval_every=2"]
@@ -61,15 +49,15 @@ def start_phase(
     sizes += [f"{p}.epochs=1" for p in ("sft", "reward", "dpo")]
     keys = [f"phase={name}", "reward.group_pairs=false", *sizes, *best]
     monkeypatch.setattr(module, "build_engine", PlannedEngine, raising=False)
-    return run_context(compose, folder, monkeypatch, *keys)
+    return made(*keys)
 
 
 @pytest.mark.parametrize("name", PHASES)
 def test_the_last_step_may_be_the_best(
-    name: str, start: Start, monkeypatch: pytest.MonkeyPatch
+    name: str, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, run, metric = PHASES[name]
-    context, notes = start(name)
+    context, notes = start(name, made, monkeypatch)
     monkeypatch.setattr(module, "Checkpoints", Rising)
     monkeypatch.setattr(checkpoints, "load_checkpoint", None)  # the last step is the best
     monkeypatch.setattr(Rising, "measured", [], raising=False)
@@ -93,12 +81,12 @@ class Stopping(Checkpoints):
 
 @pytest.mark.parametrize("name", PHASES)
 def test_a_phase_that_fails_closes_what_it_opened(
-    name: str, start: Start, monkeypatch: pytest.MonkeyPatch
+    name: str, made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Engines, and the processes of rewards and hooks: a program may outlive the phase."""
     module, run, _ = PHASES[name]
     closed: set[type] = set()
-    context, _ = start(name)
+    context, _ = start(name, made, monkeypatch)
     monkeypatch.setattr(module, "Checkpoints", Stopping)
     for kind in (PlannedEngine, PpoHook, dpo.DpoTrainer):
         monkeypatch.setattr(kind, "close", lambda each: closed.add(type(each)))

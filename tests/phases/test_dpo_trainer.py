@@ -1,9 +1,7 @@
 """DPO learns what it should of ragged pairs, however a step is cut."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,20 +19,11 @@ from rlhf.phases.shared.policies import policy_source
 from tests.algorithms import loop_reference as reference
 from tests.models_on_disk import disturb
 from tests.phases.ppo.ppo_pieces import assert_gradient
-from tests.phases.run_pieces import Compose, Judge, Notes, run_context
+from tests.phases.run_pieces import Judge, Make
 
 SHORT = ["phase=dpo", "dpo.batch_size=6", "dpo.micro_batch_size=2", "dpo.epochs=1"]
 SHORT += ["dpo.beta=0.5", "dpo.eval_prompts=3", "rollout.max_response_tokens=4"]
 SHORT += ["model.dropout=0.3"]  # of SFT: DPO learns without, or policy and base would differ
-Make = Callable[..., tuple[RunContext, Notes]]
-
-
-@pytest.fixture
-def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(*overrides: str) -> tuple[RunContext, Notes]:
-        return run_context(compose, tmp_path, monkeypatch, *SHORT, *overrides)
-
-    return make
 
 
 def response_logprob(module: nn.Module, ids: list[int], prompt_tokens: int) -> Tensor:

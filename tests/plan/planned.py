@@ -13,19 +13,11 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse
 from rlhf.models.shapes import FAMILIES, ModelShape
 from rlhf.plan.plan import Plan, plan_run
+from tests.architectures import sizes
 from tests.conftest import Compose
 
 # 2 layers of 12 h^2 = 768 matrix weights; h = 8.
-TINY_MODEL: dict[str, Any] = {
-    "model_type": "opt",
-    "vocab_size": 100,
-    "hidden_size": 8,
-    "ffn_dim": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "word_embed_proj_dim": 8,
-    "max_position_embeddings": 30,
-}
+TINY_MODEL = sizes("opt", 8, 32, vocab_size=100, max_position_embeddings=30)
 
 
 _runs: dict[tuple[str, ...], RunConfig] = {}

@@ -22,21 +22,14 @@ from rlhf.models.build import ModelSource, build_actor
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.options import ZeroConfig
 from rlhf.options.average.moving_average import MovingAverage
+from tests.architectures import sizes
 from tests.engine.test_deepspeed_config import zero
 from tests.lora_settings import adding, lora_config
 from tests.zero_settings import adamw
 
 RANKS = 2
 LORA_RANK = 16
-OPT = {
-    "model_type": "opt",
-    "hidden_size": 384,
-    "word_embed_proj_dim": 384,
-    "ffn_dim": 1536,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "max_position_embeddings": 64,
-}
+OPT = sizes("opt", 384, 1536, heads=6, max_position_embeddings=64)
 # Stage, LoRA, EMA, and zero.param_persistence_threshold: with its default the adapters, biases and
 # norms of a model as small as this stay whole in stage 3.
 CASES = [

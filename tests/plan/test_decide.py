@@ -14,6 +14,7 @@ from rlhf.config.choices import Phase, When
 from rlhf.config.machine_rates import GIB
 from rlhf.config.validation import validate
 from rlhf.plan.plan import plan_and_configure, plan_run, resolve_auto
+from tests.architectures import sizes
 from tests.plan.planned import Compose, changed, plan_of, run_of
 
 pytestmark = pytest.mark.slow
@@ -66,8 +67,7 @@ def test_an_unknown_model_runs_without_a_plan(compose: Compose) -> None:
 
 
 def test_sizes_of_an_experiment_do_not_hide_a_folder(compose: Compose, tmp_path: Path) -> None:
-    fields = {"model_type": "llama", "vocab_size": 96, "hidden_size": 16, "intermediate_size": 24}
-    fields |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    fields = sizes("llama", 16, 24, heads=4, vocab_size=96)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     pretrained = ["experiment=smoke", "model=pretrained", f"model.path={tmp_path}"]
     assert plan_and_configure(run_of(compose, *pretrained)).plan is not None

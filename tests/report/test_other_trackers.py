@@ -104,7 +104,7 @@ def test_numbers_of_an_options_log_are_histograms_and_not_repeated(tmp_path: Pat
     for steps in ((1, 2), (2, 3)):  # the second run repeats step 2
         tracker = TensorBoardTracker(tmp_path, {})
         for step in steps:
-            tracker.lines("rollouts.jsonl", "ppo", step, lines)
+            tracker.append("rollouts.jsonl", "ppo", step, lines)
         tracker.finish()
     events = events_in(tmp_path)
     assert events.Tags()["histograms"] == ["ppo/histograms/rollouts/score"]

@@ -17,6 +17,7 @@ from rlhf.options.lora.keys import LoraConfig
 from rlhf.rollout.fast import FastRollout, spare_bytes
 from rlhf.rollout.hf import HfRollout
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
+from tests.architectures import sizes
 from tests.lora_settings import adding, lora_config
 from tests.models_on_disk import disturb
 from tests.plain_engine import PlainEngine
@@ -25,16 +26,8 @@ from tests.rounding import assert_near, terms_of
 
 TOKENIZER = train_tokenizer(["words to learn from"], vocab_size=260)
 END, TOKENS = 7, 9
-ARCHITECTURE = {
-    "model_type": "qwen3",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.5,
-}
+ARCHITECTURE = sizes("qwen3", 32, 48, heads=4, num_key_value_heads=2, head_dim=8)
+ARCHITECTURE |= {"initializer_range": 0.5}
 GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.5}
 
 

@@ -104,7 +104,7 @@ def test_each_row_of_a_log_is_a_line(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "score": 0.5}, {"prompt": "b", "score": 0.25}]
     tracker = FileTracker(tmp_path, [].append)
     trackers = Trackers([tracker], NO_ALARMS, [].append, {})
-    trackers.lines("rollouts.jsonl", "ppo", 8, rows)
+    trackers.append("rollouts.jsonl", "ppo", 8, rows)
     tracker.finish()
     lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert lines == [{"phase": "ppo", "step": 8, **row} for row in rows]

@@ -232,7 +232,7 @@ wandb.Run.use_artifact = lambda *_: None
 tracker = build_tracker(config, Path(run_dir), is_main=True, say=print)
 for step in range(int(first), int(last) + 1):
     tracker.log("ppo", step, {f"ppo/parts/{part}": float(step) for part in range(20)})
-    tracker.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}])
+    tracker.append("rollouts.jsonl", "ppo", step, [{"score": 0.5}])
 if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 tracker.finish()
@@ -441,8 +441,8 @@ def test_steps_that_the_server_has_are_not_sent_again(run: FakeRun, tmp_path: Pa
     for step in (2, 3, 4):
         tracker.log("ppo", step, {"ppo/clipfrac": 0.1})
         tracker.log("ppo", step, {"ppo/eval_score": 0.1})
-        tracker.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}, {"score": 1.0, "text": "a"}])
-        tracker.lines("digests.jsonl", "ppo", step, [{"weights": {}}])
+        tracker.append("rollouts.jsonl", "ppo", step, [{"score": 0.5}, {"score": 1.0, "text": "a"}])
+        tracker.append("digests.jsonl", "ppo", step, [{"weights": {}}])
     histogram = run.logged[-1]["ppo/histograms/rollouts/score"]
     assert isinstance(histogram, import_module("wandb").Histogram)
     assert sum(histogram.histogram) == 2
@@ -467,7 +467,7 @@ def test_steps_that_the_server_lacks_are_sent_from_the_logs(run: FakeRun, tmp_pa
     files = FileTracker(tmp_path, [].append)
     for step in (1, 2, 3, 4):
         files.log("ppo", step, {"ppo/clipfrac": math.nan})
-        files.lines("rollouts.jsonl", "ppo", step, [{"score": 0.5}] * 2)
+        files.append("rollouts.jsonl", "ppo", step, [{"score": 0.5}] * 2)
         files.samples("ppo", step, [Sample("p", "r", True, 1.5, 0.25, [])], steps=10)
     files.finish()
     run.summary["ppo/step"] = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -33,9 +34,6 @@ RUN_ELSEWHERE = {
     ".venv/bin/python -m tests.pretend_cuda launch.py experiment=smoke hardware=a100_40g": (
         "tests/runtime/test_gpu_runs.py"
     ),
-    "python -m rlhf.compare RUN_DIR": "tests/compare/test_comparison_page.py",
-    "python -m rlhf.compare RUN_DIR --against OTHER_RUN": "tests/compare/test_choices.py",
-    "python -m rlhf.compare --answers FILE": "tests/compare/test_choices.py",
     "pip install examples/plugin": "tests/test_plugin.py",
     "python launch.py --help ppo.sapo_temperature": "tests/test_plugin.py",
     "python launch.py experiment=smoke ppo.sapo_temperature=1.0": "tests/test_plugin.py",
@@ -43,51 +41,10 @@ RUN_ELSEWHERE = {
     "python examples/arithmetic.py": "test_arithmetic_has_right_answers",
     "python examples/sentiment.py": "tests/rewards/test_sentiment_example.py",
     "transformers serve runs/latest/ppo/actor --host 127.0.0.1": "tests/chat/test_serve.py",
-    "python -m rlhf.compare runs/latest": "tests/compare/test_comparison_page.py",
-    "python -m rlhf.evaluate runs/latest": "tests/evaluate/test_evaluate.py",
     ". .venv/bin/activate": ".ci/run",
     "python3 -m venv .venv": ".ci/run",
     "pip install -c constraints.txt -e .": ".ci/run",
-    "python -m rlhf.gpu_check": "tests/gpu_check/test_gpu_check.py",
-    "python -m rlhf.gpu_check OUT_FOLDER": "tests/gpu_check/test_gpu_check.py",
-    "python -m rlhf.gpu_check OUT_FOLDER --only decoders pipelines": "make soak",
-    "python -m rlhf.evaluate RUN_DIR": "tests/evaluate/test_evaluate.py",
-    "python -m rlhf.evaluate RUN_DIR --against OTHER_RUN --samples 8 --temperature 0.7 0.3": "same",
-    "python -m rlhf.evaluate RUN_DIR --best-of FILE": "same",
-    "python -m rlhf.export RUN_DIR": "tests/test_export.py",
-    "python -m rlhf.export RUN_DIR --checkpoint 40 --out FOLDER": "tests/runtime/test_resume.py",
-    "python -m rlhf.export RUN_DIR --push OWNER/NAME": "tests/test_export.py",
-    "python -m rlhf_lab.bundle RUN_DIR best.zip": "tests/lab/test_bundle.py",
-    "python -m rlhf_lab.bundle RUN_DIR best.zip --push OWNER/NAME": "tests/lab/test_bundle.py",
-    "python -m rlhf_lab.bundle import best.zip": "tests/lab/test_bundle.py",
-    "python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
-    "python -m rlhf.chat runs/latest --environment --seed 3": "test_environment_run.py",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
-    "python -m rlhf_lab.advise experiment=gold_ppo": "tests/lab/test_advise.py",
-    "python -m rlhf_lab.gradients experiment=grpo": "tests/lab/test_gradients.py",
-    "python -m rlhf_lab.gradients --own examples.custom_estimator:MedianBaseline experiment=rloo": (
-        "tests/lab/test_gradients.py"
-    ),
-    "python -m rlhf.report runs/latest": "tests/report/test_run_page.py",
-    "python -m rlhf.replay runs/latest": "tests/test_replay.py",
-    "python -m rlhf.replay RUN_DIR --phase ppo --step 37": "tests/test_replay.py",
-    "python -m rlhf.report RUN_DIR RUN_DIR": "tests/jobs/test_sweep.py",
-    "python -m rlhf.report RUN_DIR RUN_DIR --html FILE": "tests/report/test_setting_curves.py",
-    "python -m rlhf.report SWEEP_DIR": "tests/jobs/test_sweep.py",
-    "python -m rlhf.report SWEEP_DIR --registry FOLDER": "tests/report/test_tried.py",
-    "python -m rlhf.watch runs/latest": "tests/watch/test_watch_in_browser.py",
-    "python -m rlhf.runs": "tests/test_runs_command.py",
-    "python -m rlhf.runs state=finished ppo.kl_ctl=0.1 --sort objective": "same",
-    "python -m rlhf.runs diff RUN_DIR RUN_DIR": "same",
-    "python -m rlhf.watch runs/latest --beside RUN_DIR": "tests/watch/test_live_server.py",
-    "python -m rlhf.runs tree": "same",
-    "python -m rlhf_lab.verify runs/latest": "tests/soak_verify.py",
-    "python -m rlhf_lab.verify RUN_DIR --replay none": "tests/lab/test_verify.py",
-    "python -m rlhf_lab.verify RUN_DIR --replay 3 --seed 7": "tests/lab/test_verify.py",
-    "python -m rlhf.runs clean": "same",
-    "python -m rlhf.watch SWEEP_DIR": "tests/watch/test_watch_in_browser.py",
-    "python -m rlhf.watch runs/latest --terminal": "tests/watch/test_terminal.py",
-    "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }
 
@@ -156,10 +113,20 @@ def check_benchmark(command: str) -> None:
     """The benchmark has the options; tests/benchmarks runs each of them."""
     _, script, *options = shlex.split(command)
     text = (ROOT / script).read_text()
-    beside = [ROOT / f"benchmarks/{name}.py" for name in re.findall(r"^from (\w+)", text, re.M)]
-    for path in filter(Path.exists, beside):
-        text += path.read_text()
-    known = set(re.findall(r'"(--[\w-]+)"', text))
+    names = re.findall(r"^from (\w+)", text, re.M)
+    check_options(options, filter(Path.exists, (ROOT / f"benchmarks/{n}.py" for n in names)), text)
+
+
+def check_command(command: str) -> None:
+    """The command has the options, and a test names its module."""
+    module, *options = shlex.split(command)[2:]
+    path = ROOT / ("lab" if module.startswith("rlhf_lab") else "") / module.replace(".", "/")
+    check_options(options, path.glob("*.py") if path.is_dir() else [path.with_suffix(".py")])
+    assert any(module in each.read_text() for each in ROOT.glob("tests/**/test_*.py")), command
+
+
+def check_options(options: list[str], files: Iterable[Path], text: str = "") -> None:
+    known = set(re.findall(r'"(--[\w-]+)"', text + "".join(path.read_text() for path in files)))
     assert {each for each in options if each.startswith("--")} <= known | {"--help"}
 
 
@@ -184,6 +151,8 @@ def check(command: str, folder: Path, compose: Compose) -> None:
         check_pytest(command)
     elif command.startswith("python -m rlhf.data "):
         check_look(command)
+    elif command.startswith("python -m rlhf"):
+        check_command(command)
     elif command.startswith("python benchmarks/"):
         check_benchmark(command)
     elif command.startswith(("python launch.py", "PYTHONPATH=examples python launch.py")):

@@ -32,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"benchmarks/{path.name}", content=text))
     for path in (ROOT / "LICENSE", Path(__file__).with_name("site.css")):
         files.append(File.generated(config, path.name, abs_src_path=str(path)))
+    for path in ROOT.glob("examples/*.py"):
+        files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     pages = sorted(each.src_uri for each in files.documentation_pages())
     config.nav = with_rest(config.nav, pages)
     return files

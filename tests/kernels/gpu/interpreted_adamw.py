@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def table_of(sizes: list[int], blocks: int = 2) -> ParameterTable:
-    return ParameterTable(adamw_triton, sizes, CPU, part=blocks * adamw_gpu.BLOCK)
+    return ParameterTable(adamw_triton, sizes, CPU, chunk=blocks * adamw_gpu.BLOCK)
 
 
 class Kernel:

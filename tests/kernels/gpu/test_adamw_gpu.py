@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import MomentsDtype
 from rlhf.kernels import kernels_for
-from rlhf.kernels.gpu.adamw_gpu import PART, ParameterTable, build_chunk_table
+from rlhf.kernels.gpu.adamw_gpu import CHUNK, ParameterTable, build_chunk_table
 from rlhf.kernels.torch_adamw import AdamwScalars
 from tests.engine.test_torch_engine import engine_of
 from tests.pretend_cuda.gpu import Event, Gpu
@@ -26,7 +26,7 @@ def test_parts_cover_each_parameter_once() -> None:
         *([4, 0, 4], [4, 4, 8], [4, 8, 9]),
     ]
     size = 2**31 + 5
-    assert build_chunk_table([size], PART)[-1].tolist() == [0, 2**31, size]
+    assert build_chunk_table([size], CHUNK)[-1].tolist() == [0, 2**31, size]
 
 
 class Counted:

@@ -27,20 +27,14 @@ from rlhf.options.environments.responses import EnvironmentPartner
 from rlhf.options.environments.turns import Turns, turns_of
 from rlhf.phases.shared.backends import build_rollout_backend
 from rlhf.rollout.hf import HfRollout
+from tests.architectures import sizes
 from tests.conftest import Compose
 from tests.plain_engine import PlainEngine
 
 TEXTS = ["\n\nHuman: guess 1 to 10\n\nAssistant: 1 2 3 4 5 6 7 8 9 10\n\nHuman: higher lower right"]
 TOKENIZER = train_tokenizer(TEXTS * 20, vocab_size=300)
 PROMPT = "\n\nHuman: guess 1 to 10\n\nAssistant:"
-ARCHITECTURE = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "initializer_range": 0.3,
-}
+ARCHITECTURE = sizes("llama", 32, 48, heads=4, initializer_range=0.3)
 
 
 class LatePool(LocalPool):

@@ -48,7 +48,7 @@ def log(compose: Compose, every: int, steps: int) -> Logged:
     words = [f"ppo.log_rollouts_every={every}", "phase=pipeline_rule", "model@reward_model=gold"]
     words += ["+rewards.right={kind: gold}", "+rewards.ends={kind: stop}"]
     config = to_run_config(compose(words))
-    tracker = SimpleNamespace(lines=lambda *given: logged.append(given))
+    tracker = SimpleNamespace(append=lambda *given: logged.append(given))
     tokenizer = SimpleNamespace(decode=lambda ids_T, **_: " ".join(map(str, ids_T.tolist())))
     context = SimpleNamespace(ranks=OneOfTwo(), tracker=tracker, tokenizer=tokenizer)
     for hook in build_hooks(config):

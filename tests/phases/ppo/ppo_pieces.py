@@ -23,6 +23,7 @@ from rlhf.phases.ppo.hooks import build_hooks
 from rlhf.phases.ppo.models import SeparateModels
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ModelScores
+from tests.architectures import sizes
 from tests.plain_engine import PlainEngine, TrainingEngine
 from tests.quick_hydra import compose_once
 from tests.rounding import assert_near, terms_of
@@ -35,14 +36,7 @@ MAX_TOKENS = 8
 LENGTHS = [3, 5, 1, 4]  # response tokens of each row
 TEMPERATURE = 0.7
 TOKENIZER = train_tokenizer(["words"], vocab_size=260)
-ARCHITECTURE = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 1,
-    "initializer_range": 0.5,  # far from uniform, so that a wrong token shows
-}
+ARCHITECTURE = sizes("llama", 8, 8, heads=1, initializer_range=0.5)  # far from uniform
 
 
 class OneOfTwo(Ranks):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,25 +16,16 @@ from rlhf.options.ptx.hooks import load_corpus_blocks
 from rlhf.phases.ppo.loop import run_ppo
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.shared.checkpoints import Checkpoints
-from rlhf.phases.shared.context import RunContext, count_ppo_steps, phase_tokens
+from rlhf.phases.shared.context import count_ppo_steps, phase_tokens
 from rlhf.phases.shared.preflight import require_data
 from tests.phases.ppo.ppo_pieces import source
-from tests.phases.run_pieces import Compose, Judge, Notes, run_context
+from tests.phases.run_pieces import Judge, Make
 from tests.rounding import assert_near, terms_of
 from tests.runs import soaked
 
 SHORT = ["phase=ppo", "ppo.rollout_batch_size=4", "ppo.mini_batch_size=2", "ppo.steps=2"]
 SHORT += ["ppo.eval_prompts=3", "ppo.sample_every=2", "rollout.max_response_tokens=4"]
 SHORT += ["rollout.max_prompt_tokens=200"]
-Make = Callable[..., tuple[RunContext, Notes]]
-
-
-@pytest.fixture
-def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(*overrides: str) -> tuple[RunContext, Notes]:
-        return run_context(compose, tmp_path, monkeypatch, *SHORT, *overrides)
-
-    return make
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ class Run:
             requests=StopRequests(),
             heartbeat=Heartbeat(),
             phase_started=0.0,
-            tracker=SimpleNamespace(log=lambda *_: None, lines=lambda *_: None),
+            tracker=SimpleNamespace(log=lambda *_: None, append=lambda *_: None),
             **{"resumes": {}} | more,
         )
         engines: Any = {"model": self.model}

@@ -1,8 +1,6 @@
 """Held-out prompts are each counted once, and answered with the same random numbers each time."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from rlhf.phases.shared.policy_evaluation import (
     sample_answers,
 )
 from rlhf.phases.shared.scoring import ModelOutputs, WholeSequences
-from tests.phases.run_pieces import Compose, Notes, run_context
+from tests.phases.run_pieces import Make
 
 
 class Answers:
@@ -70,13 +68,7 @@ class NoAnswers:
         return Responses(torch.full_like(keep_BT, 7, dtype=torch.long), keep_BT, ended_B)
 
 
-Made = Callable[..., tuple[RunContext, Notes]]
-
-
-@pytest.fixture
-def made(compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
-    options = ["phase=ppo", "rollout.max_response_tokens=3", "rollout.max_prompt_tokens=200"]
-    return lambda *more: run_context(compose, tmp_path, monkeypatch, *options, *more)
+SHORT = ["phase=ppo", "rollout.max_response_tokens=3", "rollout.max_prompt_tokens=200"]
 
 
 def held_out_of(context: RunContext) -> HeldOutPrompts:
@@ -84,7 +76,7 @@ def held_out_of(context: RunContext) -> HeldOutPrompts:
 
 
 @pytest.mark.parametrize(("num_prompts", "micro"), [(1, 2), (100, 1), (100, 3)])
-def test_each_prompt_counts_once(made: Made, micro: int, num_prompts: int) -> None:
+def test_each_prompt_counts_once(made: Make, micro: int, num_prompts: int) -> None:
     context, _ = made()
     held_out, rollout = held_out_of(context), Answers()
     policy = AnsweringPolicy(None, rollout, NoAnswers(), FixedModels(), micro)
@@ -110,7 +102,7 @@ def test_each_prompt_counts_once(made: Made, micro: int, num_prompts: int) -> No
     assert list(rollout.seen.values()) == [held_out.records[row].prompt for row in rows]
 
 
-def test_gold_scores_are_those_of_the_texts(made: Made) -> None:
+def test_gold_scores_are_those_of_the_texts(made: Make) -> None:
     context, _ = made()
     context = replace(context, judge=LengthJudge())
     held_out = held_out_of(context)
@@ -135,7 +127,7 @@ def test_gold_scores_are_those_of_the_texts(made: Made) -> None:
     assert values["ppo/eval_correct"] == 0.5
 
 
-def test_an_evaluation_asks_each_backend_once(made: Made) -> None:
+def test_an_evaluation_asks_each_backend_once(made: Make) -> None:
     context, _ = made()
     sampling, greedy = Answers(), Answers()
     policy = AnsweringPolicy(None, sampling, greedy, FixedModels(), 2)
@@ -145,7 +137,7 @@ def test_an_evaluation_asks_each_backend_once(made: Made) -> None:
     assert sampling.seen == greedy.seen
 
 
-def test_samples_are_the_answers_to_the_same_prompts_at_every_step(made: Made) -> None:
+def test_samples_are_the_answers_to_the_same_prompts_at_every_step(made: Make) -> None:
     context, _ = made()
     held_out = held_out_of(context)
     policy = AnsweringPolicy(None, Answers(), NoAnswers(), FixedModels(), 3)

@@ -18,9 +18,8 @@ from transformers import (
 from rlhf.models.build import build_scorer
 from rlhf.models.tokenizers import train_byte_level_bpe
 from rlhf.phases.shared.exporting import build_export, save_export
-from tests.conftest import Compose
 from tests.models_on_disk import disturb, source_of
-from tests.phases.run_pieces import run_context
+from tests.phases.run_pieces import Make
 from tests.plain_engine import PlainEngine
 
 TEXTS = ["one<|end|>", "two pears and an apple<|end|>", "three plums<|end|>"]
@@ -37,11 +36,9 @@ def tokenizer_with(*special: str) -> PreTrainedTokenizerBase:
     return made
 
 
-def test_a_card_has_no_call_that_gives_another_score(
-    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_has_no_call_that_gives_another_score(made: Make, tmp_path: Path) -> None:
     """Plain transformers reads the first member of an ensemble alone."""
-    context, _ = run_context(compose, tmp_path, monkeypatch)
+    context, _ = made()
     scorer = build_scorer(source_of("llama"), context.tokenizer, seed=1)
     export = build_export(context.config, PlainEngine(scorer))
     folder = tmp_path / "reward" / "model"
@@ -57,12 +54,12 @@ def test_a_card_has_no_call_that_gives_another_score(
 def test_plain_transformers_reads_the_end_token(
     folder: str,
     special: tuple[str, ...],
-    compose: Compose,
+    made: Make,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    context, _ = run_context(compose, tmp_path, monkeypatch)
+    context, _ = made()
     tokenizer = tokenizer_with(*special)
     scorer = build_scorer(source_of("llama"), tokenizer, seed=1).eval()
     disturb(scorer)
