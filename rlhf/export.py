@@ -87,13 +87,13 @@ def export_final_model(
     """
     _refuse_existing(folder)
     config = load_run(run_dir)
-    found = [p for p in FOLDERS if (run_dir / p / FOLDERS[p]).is_dir() and p is not Phase.reward]
-    phase = phase or next(iter(found), Phase.ppo)
+    policies = [p for p in FOLDERS if (run_dir / p / FOLDERS[p]).is_dir() and p is not Phase.reward]
+    phase = phase or next(iter(policies), Phase.ppo)
     source = run_dir / phase / (FOLDERS[phase] + "_ema" * average)
     if not source.is_dir():
         raise CheckpointError(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
-            "It has " + (", ".join(f"--phase {each}" for each in found) or "no policy")
+            "It has " + (", ".join(f"--phase {each}" for each in policies) or "no policy")
         )
     verify_model(source)
     card = read_stored_text(source / "README.md") or ""

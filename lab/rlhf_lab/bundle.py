@@ -230,13 +230,13 @@ def _write(options: argparse.Namespace) -> Result:
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME")
     run = FoundRun(expand_user_path(options.run_dir, key="RUN_DIR"))
     file = expand_user_path(options.file, key="FILE")
-    about = write_bundle(run, file)
+    bundle = write_bundle(run, file)
     console.say(
-        f"wrote {file}: {len(about['files'])} files of the run. Its models stay here; their sizes "
+        f"wrote {file}: {len(bundle['files'])} files of the run. Its models stay here; their sizes "
         "and hashes are in the bundle (PHASE/manifest.json)"
     )
-    if about["changed"]:
-        changed = ", ".join(about["changed"])
+    if bundle["changed"]:
+        changed = ", ".join(bundle["changed"])
         console.say(f"secrets, or the path of the home folder, were replaced in {changed}")
     if options.push is not None:
         from rlhf.export import push_to_hub  # imports torch

@@ -33,7 +33,7 @@ class _CommandParser(argparse.ArgumentParser):
     _is_json = False
 
     def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse ``args``, as the methods of the base class do."""
+        """Parse ``args`` like the base class, and note for ``error`` whether --json is there."""
         self._is_json |= "--json" in args  # a later call may get only the arguments that are left
         return super().parse_known_args(args, namespace)
 

@@ -80,15 +80,13 @@ class RunPolicy:
         for place in places:
             if (self.run_dir / place).is_dir():
                 return self.run_dir / place
+        known = (place for each in NAMES.values() for place in each)
+        found = ", ".join(place for place in known if (self.run_dir / place).is_dir())
         raise CheckpointError(
             f"{self.run_dir} has no {' or '.join(places)} to chat with, only "
-            f"{self._policy_names()}; wait until the phase has finished, continue the run "
+            f"{found or 'no policy'}; wait until the phase has finished, continue the run "
             f"with python launch.py resume={self.run_dir}, or choose a model with --model"
         )
-
-    def _policy_names(self) -> str:
-        places = [place for each in NAMES.values() for place in each]
-        return ", ".join(p for p in places if (self.run_dir / p).is_dir()) or "no policy"
 
 
 def _check_language_model(folder: Path) -> None:

@@ -53,12 +53,11 @@ class Talker:
         """
         model: Any = build_actor(source, tokenizer, seed=0)
         device = best_device()
+        place, precision = torch.device(device.value), TORCH_DTYPES[resolve_dtype(dtype, device)]
         # Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
         for parameter in model.parameters():
-            parameter.data = parameter.data.to(
-                torch.device(device.value), TORCH_DTYPES[resolve_dtype(dtype, device)]
-            )
-        model.to(torch.device(device.value)).eval()
+            parameter.data = parameter.data.to(place, precision)
+        model.to(place).eval()
         self.tokenizer = tokenizer
         self._model = model
         self._stop = stop

@@ -79,10 +79,8 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
     for row in read_table_rows(path):
         prompt, response, model = (_require_text(row, c) for c in ("prompt", "response", "model"))
         answers.setdefault(model, {}).setdefault(prompt, response)
-    if (
-        len(chosen := list(dict.fromkeys(names or answers))) != TWO
-        or not set(chosen) <= answers.keys()
-    ):
+    chosen = list(dict.fromkeys(names or answers))
+    if len(chosen) != TWO or not set(chosen) <= answers.keys():
         raise ConfigError(
             f"{path} has answers of {', '.join(answers)}: name two of these models, "
             "--models FIRST SECOND"
@@ -127,9 +125,8 @@ def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
             "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
         )
     name = "/".join(run_dir.resolve().parts[-TWO:])
-    return AnsweringModel(
-        f"{name}, PPO step {step}" if is_trained else f"{name}, SFT", by_step[step]
-    )
+    stage = f"PPO step {step}" if is_trained else "SFT"
+    return AnsweringModel(f"{name}, {stage}", by_step[step])
 
 
 def _require_text(row: Row, column: str) -> str:

@@ -39,22 +39,10 @@ class ModelInit(StrEnum):
         return self in (ModelInit.sft, ModelInit.gold)
 
 
-class RewardKind(StrEnum):
-    """Kinds of parts of the score: models, the environment, the user's code, rules, judges."""
-
-    model = "model"
-    gold = "gold"
-    environment = "environment"
-    function = "function"
-    http = "http"
-    length = "length"
-    stop = "stop"
-    pattern = "pattern"
-    exact = "exact"
-    number = "number"
-    json = "json"
-    judge = "judge"
-
+RewardKind = StrEnum(
+    "RewardKind", "model gold environment function http length stop pattern exact number json judge"
+)
+"""Kinds of parts of the score: models, the environment, the user's code, rules, judges."""
 
 Device = StrEnum("Device", "cpu cuda")
 """Devices of the ranks."""
@@ -101,7 +89,6 @@ class KlEstimator(StrEnum):
 
 KlPlacement = StrEnum("KlPlacement", "reward loss advantage")
 """Places of the KL penalty: the token's reward, the loss, or only the token's own advantage."""
-
 
 AdvantageEstimator = StrEnum("AdvantageEstimator", "gae rloo grpo dr_grpo reinforce_pp")
 """Estimators of advantages (docs/algorithms.md); only gae needs a critic."""

@@ -76,12 +76,8 @@ def require_consent(
 ) -> None:
     """Raise a ConfigError if a run has keys that need consent, and consent is not given.
 
-    Args:
-        run_dir: the directory of the run.
-        is_given: whether the command gives consent.
-        models_only: whether the command only loads models of the run.
-        others_only: whether a configuration that a command of this user has written needs none.
-        fix: the word that gives consent if it is added to the command.
+    ``models_only``: the command only loads models of the run. ``others_only``: a configuration
+    that a command of this user has written needs none. ``fix``: the word that gives consent.
     """
     if is_given or (others_only and is_remembered(run_dir / FROZEN)):
         return

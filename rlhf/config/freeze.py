@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
 from functools import lru_cache
@@ -39,6 +39,7 @@ from rlhf.config.typed import (
     values_by_key,
     with_values,
 )
+from rlhf.config.validation import iterate_entries
 from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 
 FROZEN = "config.yaml"
@@ -196,7 +197,8 @@ def apply_resume_overrides(
             and not effect_of(leaf).resume_may_change
         ]
         if changed and key_of(override) != "resume":
-            again = f"from_run={cfg.get('resume')} {override.input_line}"
+            run = cfg.get("resume")
+            again = f"{override.input_line} from_run={run} and the words of {run}/{COMMAND}"
             way = "without resume" if effect_of(changed[0]).is_inherited else f"with {again}"
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
@@ -274,7 +276,7 @@ def load_plain_mapping(text: str) -> DictConfig:
     found = OmegaConf.load(StringIO(text))
     if not isinstance(found, DictConfig):
         raise ValueError("it has no keys of a run")
-    for value in _iterate_names_and_values(OmegaConf.to_container(found, resolve=False)):
+    for _, value in iterate_entries(OmegaConf.to_container(found, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
         if isinstance(value, str) and "\0" in value:
@@ -282,18 +284,6 @@ def load_plain_mapping(text: str) -> DictConfig:
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError("it has a whole number of more than 64 bits")
     return found
-
-
-def _iterate_names_and_values(node: Any) -> Iterator[Any]:
-    if isinstance(node, dict):
-        for name, value in node.items():
-            yield name
-            yield from _iterate_names_and_values(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _iterate_names_and_values(value)
-    else:
-        yield node
 
 
 def matches_schema_type(value: Any, kind: Any) -> bool:

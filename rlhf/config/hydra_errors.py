@@ -308,9 +308,8 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
             group, option, key = typed.split("@")[0], name, typed
     if (package := missing_package(f"{group}={option}")) is not None:
         return ConfigError(f"{key}={option}: {package}")
-    wrong = f"unknown option {key}={option}"
+    wrong, path = f"unknown option {key}={option}", f"{key.rpartition('@')[2]}.path={option}"
     if group == "model" and "/" in option:
-        path = f"{key.rpartition('@')[2]}.path={option}"
         return ConfigError(
             f"{wrong}; to use a model of the hub or a folder, write {key}=pretrained {path}"
         )
@@ -323,7 +322,6 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
     if group == "model" and found:
         return ConfigError(f"{wrong}; did you mean {' or '.join(found)}?")
     if group == "model":
-        path = f"{key.rpartition('@')[2]}.path={option}"
         hint += f"; if it is a model of the hub, write {key}=pretrained {path}"
     if group == "phase":
         hint += "; pipeline is all three: sft, reward and ppo"
@@ -353,8 +351,7 @@ def _explain_non_text_option(overrides: Sequence[str]) -> str:
 def _composition_error(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     """Return the error for any other error of Hydra, on one line."""
     cause = error.__cause__
-    found = re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error))
-    if found:
+    if found := re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error)):
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         return unknown_key_error(found[1], siblings)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rlhf.options import ZeroConfig
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
+OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
+QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
 
 
 class Role(StrEnum):
@@ -137,15 +139,7 @@ def setting_unsupported_by_torch(
         return needs_deepspeed
     if dtype is Dtype.fp16:
         return "hardware.dtype=fp16"
-    for key in (
-        "offload_optimizer",
-        "offload_parameters",
-        "offload_reference",
-        "offload_reward",
-        "quantize_weights",
-        "quantize_gradients",
-        "quantize_frozen_weights",
-    ):
+    for key in (*OFFLOADS, *QUANTIZED):
         if getattr(zero, key):
             return f"zero.{key}=true"
     if zero.hpz_partition_size > 1:
@@ -159,9 +153,7 @@ def runs_on_torch(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype, needs_deepspeed: str | None = None
 ) -> bool:
     """Return True if plain torch runs a model: DeepSpeed is neither chosen nor required."""
-    if zero.engine is TrainingEngine.deepspeed:
-        return False
     found = setting_unsupported_by_torch(
         zero, ranks=ranks, dtype=dtype, needs_deepspeed=needs_deepspeed
     )
-    return found is None
+    return found is None and zero.engine is not TrainingEngine.deepspeed

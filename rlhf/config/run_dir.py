@@ -189,8 +189,7 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
                 return
             if error.errno not in HELD:
                 raise
-        owner = read_tail(run_dir / LOCK).decode(errors="replace").strip()
-        owner = owner or "another process"
+        owner = read_tail(run_dir / LOCK).decode(errors="replace").strip() or "another process"
         if time.monotonic() >= last:
             raise CheckpointError(
                 f"{run_dir}: {owner} is running this run, and two would mix their files. Wait for "

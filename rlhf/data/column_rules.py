@@ -336,8 +336,8 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
     if ", ".join(sorted(map(str, columns.keys() - more))) not in TARGETS:
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
-            f"must have exactly one of these sets: {known} (and with a prompt, or messages, "
-            "also system and tools)"
+            f"must have exactly one of these sets: {known}; beside prompt or messages, system and "
+            "tools may be added"
         )
     return Layout("columns", parse_expressions(columns, key), key)
 

@@ -348,7 +348,7 @@ def _record_of_text_prompt(prompt: str, row: Row) -> Record:
 
 
 def _record_of_messages(messages: Sequence[Message], row: Row) -> Record:
-    """Return a record whose prompt is ``messages``, after the row's system turn if it has one."""
+    """Return a record whose prompt is the row's column ``system``, if any, then ``messages``."""
     if not messages or not messages[-1].text.strip():
         raise UnusableRowError("prompt is empty")
     if messages[-1].role == "assistant":

@@ -137,7 +137,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
 
 
 def _keep_good(rows: Records, left_out: Counter[str]) -> Records:
-    """Return the rows whose response its source does not grade, or marks as good; count others."""
+    """Return the rows whose response is ungraded or marked as good; count the others."""
     good: Records = []
     for index, record in rows:
         if record.grade is None or record.grade is True:

@@ -39,7 +39,7 @@ def judge_words(text: str) -> int:
 
 
 def are_middle(words: Sequence[str], *kinds: str) -> bool:
-    """Return True if all words of the texts are neither good nor bad, or of these ``kinds``."""
+    """Return True if the lists of middle words, or of ``kinds``, have each word of ``words``."""
     known = frozenset().union(*(word_lists()[kind] for kind in ("middle", *kinds)))
     return all(known.issuperset(find_words(word)) for word in words)
 

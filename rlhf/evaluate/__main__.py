@@ -80,8 +80,8 @@ def evaluate(
     context, config = evaluator.context, evaluator.config
     folders = policy_folders(run_dir)
     for other in against:
-        name, folder = last_trained_policy(other)
-        folders[f"{other.name}/{name}"] = folder
+        name, place = last_trained_policy(other)
+        folders[f"{other.name}/{name}"] = place
     added = (Decoding(f"temperature {t:g}", t) for t in temperatures)
     decoders = [*evaluator.default_decodings, *added]
     count = num_prompts or config.ppo.eval_prompts
@@ -89,12 +89,9 @@ def evaluate(
     answers = _open_empty_file(run_dir / ANSWERS)
     starts = () if Phase.sft in config.phase.order else (START,)
     for name in (*starts, *folders):
-        context.console.say(f"{name}: {folders.get(name, config.model.path)}")
-        policy = (
-            evaluator.load_policy(folders[name])
-            if name in folders
-            else evaluator.load_start_model()
-        )
+        folder = folders.get(name)
+        context.console.say(f"{name}: {folder or config.model.path}")
+        policy = evaluator.load_policy(folder) if folder else evaluator.load_start_model()
         for decoder in decoders:
             for sample in range(1 if decoder.greedy else samples):
                 of_sample = {"num_prompts": count, "sample": sample}
@@ -107,9 +104,8 @@ def evaluate(
     answers.close()
     _write_margins(evaluator, run_dir / PAIRS)
     ranked: list[RankedRow] = []
-    if evaluator.reward_model is not None:
-        scorer, micro = evaluator.reward_model, evaluator.plan.micro
-        ranked = list(score_rows(context, scorer, choices, micro=micro))
+    if (scorer := evaluator.reward_model) is not None:
+        ranked = list(score_rows(context, scorer, choices, micro=evaluator.plan.micro))
     evaluator.close()
     judges = [name for name, part in config.rewards.items() if part.weight == 0]
     found = compute_statistics(run_dir, perplexities, judges)
@@ -219,14 +215,10 @@ def _evaluate(options: argparse.Namespace) -> Result:
     console.print_table("win rates by score, sampled answers", win_rate_rows(found))
     if "reward_model" in found:
         figures = found["reward_model"]
+        low, high = figures["accuracy_ci"]
         console.say(
-            "reward model: accuracy {:.3f} ({:.3f} to {:.3f}) on {} pairs, "
-            "calibration error {:.3f}".format(
-                figures["accuracy"],
-                *figures["accuracy_ci"],
-                figures["pairs"],
-                figures["calibration_error"],
-            )
+            f"reward model: accuracy {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}) on "
+            f"{figures['pairs']} pairs, calibration error {figures['calibration_error']:.3f}"
         )
     if "best_of_k" in found:
         columns = ("prompts", "responses", "chance", "accuracy", "ties_score")

@@ -152,10 +152,8 @@ class Evaluator:
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
         answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
-            values = {
-                key: values_B.tolist()
-                for key, values_B in measure_answers(context, rollout).items()
-            }
+            found = measure_answers(context, rollout)
+            values = {key: values_B.tolist() for key, values_B in found.items()}
             shown = describe_answers(context, rollout)
             for row in batch.keep_B.nonzero().flatten().tolist():
                 measured = {key: each[row] for key, each in values.items()}
@@ -188,10 +186,8 @@ class Evaluator:
         return all(score == 1 for score in rules) if rules else None
 
     def _build_policy(self, source: ModelSource) -> AnyEngine:
-        tokenizer = self.context.tokenizer
-        return self._build_frozen_engine(
-            LanguageModel(build_actor(source, tokenizer, seed=0)), Role.reference
-        )
+        model = LanguageModel(build_actor(source, self.context.tokenizer, seed=0))
+        return self._build_frozen_engine(model, Role.reference)
 
     def _load_reward_model(self) -> AnyEngine | None:
         config, folder = self.config, self.context.run_dir / "reward" / "model"
@@ -209,10 +205,8 @@ class Evaluator:
         return self._build_frozen_engine(model, Role.reward)
 
     def _build_frozen_engine(self, module: Any, role: Role) -> AnyEngine:
-        context = self.context
-        return build_engine(
-            module, role=role, settings=context.settings, plan=self.plan, ranks=context.ranks
-        )
+        settings, ranks = self.context.settings, self.context.ranks
+        return build_engine(module, role=role, settings=settings, plan=self.plan, ranks=ranks)
 
 
 def policy_folders(run_dir: Path) -> dict[str, Path]:

@@ -31,7 +31,9 @@ def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> 
 
     ``judges`` are the parts of the score with weight 0, by which the score is judged.
     """
-    by_prompt = _group_by_prompt(rows)
+    by_prompt: defaultdict[str, list[StoredRow]] = defaultdict(list)
+    for row in rows:
+        by_prompt[row["prompt"]].append(row)
     scores = [float(np.mean([row["score"] for row in each])) for each in by_prompt.values()]
     is_share = all(row["score"] in (0, 1) for row in rows)
     figures: dict[str, Any] = {
@@ -84,8 +86,7 @@ def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, A
     longer: defaultdict[str, list[float]] = defaultdict(list)
     for key in mine.keys() & theirs.keys():
         one, other = mine[key], theirs[key]
-        difference = one["score"] - other["score"]
-        wins[key[0]].append(0.5 + 0.5 * np.sign(difference))
+        wins[key[0]].append(0.5 + 0.5 * np.sign(one["score"] - other["score"]))
         longer[key[0]].append(one["tokens"] - other["tokens"])
     prompts = sorted(wins)
     rates = [float(np.mean(wins[prompt])) for prompt in prompts]
@@ -269,13 +270,6 @@ def reward_model_statistics(margins: Sequence[float], *, bins: int = 10) -> dict
         "calibration": calibration,
         "calibration_error": error,
     }
-
-
-def _group_by_prompt(rows: Sequence[StoredRow]) -> dict[str, list[StoredRow]]:
-    found: defaultdict[str, list[StoredRow]] = defaultdict(list)
-    for row in rows:
-        found[row["prompt"]].append(row)
-    return dict(found)
 
 
 def _mean(rows: Sequence[StoredRow], key: str) -> float:

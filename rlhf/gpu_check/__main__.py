@@ -33,8 +33,6 @@ from rlhf.gpu_check.rows import (
 from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import require_launch_script
 
-FAILED = 1
-
 
 def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) -> Result:
     """Run the parts of ``check``, print their rows, write all results after each; return them.
@@ -43,7 +41,13 @@ def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) 
         ConfigError: if ``folder`` is not empty.
         CapabilityError: if this machine has no GPU that torch can use.
     """
-    require_gpu()
+    from rlhf.engine.devices import check_gpus
+
+    try:
+        check_gpus(1)
+    except CapabilityError as error:
+        why = str(error).removeprefix("hardware.device=cuda: ")
+        raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {why}") from error
     require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
@@ -59,18 +63,7 @@ def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) 
         write_results(folder, check)
     console.say(advice(check))
     console.say(f"wrote {folder / PAGE}")
-    return Result(results_as_json(check), FAILED if check.failed_parts else 0)
-
-
-def require_gpu() -> None:
-    """Raise CapabilityError if torch finds no GPU that it can use."""
-    from rlhf.engine.devices import check_gpus
-
-    try:
-        check_gpus(1)
-    except CapabilityError as error:
-        why = str(error).removeprefix("hardware.device=cuda: ")
-        raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {why}") from error
+    return Result(results_as_json(check), 1 if check.failed_parts else 0)
 
 
 def main(arguments: Sequence[str]) -> int:

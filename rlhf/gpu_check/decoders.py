@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import Device, Dtype
-from rlhf.engine.devices import resolve_dtype
+from rlhf.engine.devices import TORCH_DTYPES, resolve_dtype
 from rlhf.engine.torch_engine import allocate_weights
 from rlhf.gpu_check.kernels import NAMES, SHAPES
 from rlhf.gpu_check.rows import CheckRow, Size, Task, checked_row
@@ -40,13 +41,10 @@ MODELS: dict[str, dict[str, Any]] = SHAPES["decoders"]
 
 def check_decoders(_folder: Path, _size: Size) -> Iterator[Task]:
     """Yield two tasks per model and precision: decoding step by step, and with CUDA graphs."""
-    half = resolve_dtype(Dtype.auto, Device.cuda)
-    dtypes = [torch.float32, torch.bfloat16 if half is Dtype.bf16 else torch.float16]
-    for name in MODELS:
-        for dtype in dtypes:
-            for has_graphs, way in enumerate(("", ", graphs")):
-                check = partial(_check_decoder, name, dtype, has_graphs=bool(has_graphs))
-                yield f"{name}, {NAMES[dtype]}{way}", check
+    dtypes = (torch.float32, TORCH_DTYPES[resolve_dtype(Dtype.auto, Device.cuda)])
+    for name, dtype, has_graphs in product(MODELS, dtypes, (False, True)):
+        check = partial(_check_decoder, name, dtype, has_graphs=has_graphs)
+        yield f"{name}, {NAMES[dtype]}{', graphs' if has_graphs else ''}", check
 
 
 @torch.no_grad()
@@ -92,13 +90,10 @@ def _generate_responses(
     graphed = GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)
     decoder = graphed if has_graphs else fused
     generator = torch.Generator().manual_seed(1)
-    prompts = [
-        torch.randint(3, VOCABULARY // 2, (length,), generator=generator) for length in LENGTHS
-    ]
-    requests = [
-        Request(index, tuple(prompt.tolist()), LIMIT - index)
-        for index, prompt in enumerate(prompts)
-    ]
+    requests = []
+    for index, length in enumerate(LENGTHS):
+        prompt = torch.randint(3, VOCABULARY // 2, (length,), generator=generator)
+        requests.append(Request(index, tuple(prompt.tolist()), LIMIT - index))
     stop = StopTexts(None, ())
     Scheduler(decoder, SAMPLING, end_ids=(), stop=stop, max_rows=ROWS, any_rank_works=bool).run(
         requests, draws_NT.to(model.device)

@@ -73,6 +73,5 @@ def _check_auto_profile() -> CheckRow:
 def _describe_host() -> CheckRow:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    return measured_row(
-        f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}", cores=cores
-    )
+    figure = f"{cores} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+    return measured_row(figure, cores=cores)

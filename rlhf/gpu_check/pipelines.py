@@ -57,12 +57,10 @@ def _compare_with_cpu(
     folder: Path, part: str, shared: str, pool: ThreadPoolExecutor
 ) -> Iterator[Task]:
     """Start the runs of ``part``; a run on the CPU precedes those that are compared with it."""
-    started = {
-        name: pool.submit(
-            run_to_end, folder / name.replace(",", "").replace(" ", "_"), f"{shared} {words}"
-        )
-        for name, words in words_by_run(part).items()
-    }
+    started = {}
+    for name, words in words_by_run(part).items():
+        place = folder / name.replace(",", "").replace(" ", "_")
+        started[name] = pool.submit(run_to_end, place, f"{shared} {words}")
     reference = next(iter(started.values()))
     for name, run in started.items():
         if name.startswith("CPU"):

@@ -37,7 +37,7 @@ LEAST_FREE = 8 << 30  # bytes of GPU memory that must be free for models of full
 def run_part(
     part: CheckPart, folder: Path, size: Size, seconds: float, module: str = MODULE
 ) -> Generator[CheckRow, None, None]:
-    """Run ``part`` in a new ``folder``; add each row to the part's and yield it when it appears.
+    """Run ``part`` in a process with a new ``folder``; add each row to ``part.rows``, and yield it.
 
     If the process crashes, or still runs after ``seconds``, a failed row with the reason follows.
     """

@@ -105,10 +105,8 @@ def expand_words(text: str) -> list[str]:
 
 def drop_unread_overrides(words: Sequence[str]) -> list[str]:
     """Return the overrides ``words`` without those for phases that the run does not train."""
-    orders = [
-        word.partition("=")[2] for word in words if word.startswith(("phase=", "phase.order="))
-    ]
-    phases = orders[-1].strip("[]").split(",") if orders else PIPELINE
+    chosen = [word for word in words if word.startswith(("phase=", "phase.order="))]
+    phases = chosen[-1].partition("=")[2].strip("[]").split(",") if chosen else PIPELINE
     unread = [f"{phase}." for phase in PIPELINE if phase not in phases]
     unread += [] if "ppo" in phases else ["rollout."]
     return [word for word in words if not word.startswith(tuple(unread))]
@@ -161,14 +159,11 @@ def differing_files(one: Path, other: Path) -> list[str]:
         for run_dir in (one, other)
     )
     readers = {"metrics.jsonl": metrics_without_times, "result.json": _results_without_times}
+    both = [name for name in sorted(ours & theirs) if name.endswith(COMPARED)]
     return [
         *sorted(ours ^ theirs),
         *(name for name, read in readers.items() if read(one) != read(other)),
-        *(
-            name
-            for name in sorted(ours & theirs)
-            if name.endswith(COMPARED) and (one / name).read_bytes() != (other / name).read_bytes()
-        ),
+        *(name for name in both if (one / name).read_bytes() != (other / name).read_bytes()),
     ]
 
 

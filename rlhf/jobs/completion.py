@@ -121,9 +121,8 @@ def build_new_config(job: Job) -> RunConfig:
         source = expand_user_path(str(from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
     config = drop_shares_of_absent_phases(to_run_config(apply_auto_hardware(cfg, find_hardware)))
-    if config.data.source is Source.local and not any(
-        "data.size=" in word for word in job.overrides
-    ):
+    has_size = any("data.size=" in word for word in job.overrides)
+    if config.data.source is Source.local and not has_size:
         # A data.size that an experiment sets for its own data does not apply to a user's files.
         config = replace(config, data=replace(config.data, size=0))
     refuse_secret_values(config, os.environ)
@@ -354,12 +353,15 @@ def _phases_to_reuse(
     if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
         usable = [Phase.sft]  # the command's rewards replace the reward model
     before = usable[: usable.index(asked[-1])] if asked[-1] in usable else usable
+    if not before:
+        raise ConfigError(
+            f"from_run={source}: {asked[-1]} starts from no earlier phase; remove from_run"
+        )
     taken = [phase for phase in before if phase in finished]
     if not taken:
         raise ConfigError(
             f"from_run={source}: the run has finished none of the phases that {asked[-1]} starts "
-            f"from ({', '.join(before) or 'there are none'}); finish it with resume={source}, or "
-            "name another run"
+            f"from ({', '.join(before)}); finish it with resume={source}, or name another run"
         )
     return taken
 

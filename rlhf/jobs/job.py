@@ -67,9 +67,8 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
     If the job may continue an unfinished run with the same configuration, that run is resumed.
     """
     config, plan, notes = completed.config, completed.plan, completed.notes
-    now, continues = datetime.now(), job.continues
-    run_dir = make_run_dir(config, job_dir=job.folder, now=now, continues=continues)
-    may_be_same = continues or (job.folder is not None and config.run_dir is None)
+    run_dir = make_run_dir(config, job_dir=job.folder, now=datetime.now(), continues=job.continues)
+    may_be_same = job.continues or (job.folder is not None and config.run_dir is None)
     with lock_run_dir(run_dir):  # another command may begin a run in the same folder
         refuse_existing_run(run_dir, config if may_be_same else None)
         clear_untrained_run(run_dir)
@@ -81,9 +80,8 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         write_command(job.overrides, run_dir)
         if plan is not None:
             write_json(run_dir / PLAN, plan_as_json(plan))
+            notes = (*notes, f"plan: {plan_summary(plan)}")
         write_frozen_config(config, run_dir)  # last: only this file makes the folder a run
-    if plan is not None:
-        notes = (*notes, f"plan: {plan_summary(plan)}")
     # A job of a sweep prints to a file instead of the terminal.
     screen = open_log(run_dir) if job.at_a_time is not None else nullcontext()
     with screen as file:
@@ -106,10 +104,8 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
     config, plan = completed.config, completed.plan
     assert plan is not None, "plan=only has a plan, or was refused"
     if job.resume is None and config.run_dir is not None:
-        write_json(
-            create_run_folder(expand_user_path(config.run_dir, key="run_dir")) / PLAN,
-            plan_as_json(plan),
-        )
+        folder = create_run_folder(expand_user_path(config.run_dir, key="run_dir"))
+        write_json(folder / PLAN, plan_as_json(plan))
     console = Console(log_every=config.tracking.log_every)
     if job.folder is not None:
         words = [word for word in job.overrides if word != "plan=only"]
@@ -127,8 +123,6 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
 
 def plan_result(words: Sequence[str], conf: Path) -> Result:
     """Return the plan that ``plan=only --json`` prints; with an error if the run does not fit.
-
-    ``words`` are the words of the command, and ``conf`` is the folder of configurations.
 
     Raises:
         ConfigError: if the words ask for something else than the plan of one run.

@@ -123,9 +123,8 @@ class CountedData:
         made = min(data.size, max(2 * most, math.ceil(least))) if is_made else 0
         self._scale = data.size / made if made else 1.0
         self.lines: list[str] = []
-        self._parts = load_phase_data(
-            replace(config, data=replace(data, size=made or data.size)), self.lines.append
-        )
+        counted = replace(config, data=replace(data, size=made or data.size))
+        self._parts = load_phase_data(counted, self.lines.append)
         order = config.phase.order
         if self._scale > 1:
             self.lines = [describe_division(self._parts, order, scale=self._scale)]
@@ -180,18 +179,14 @@ class CountedData:
         """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
         limit = find_token_limit(phase, self._config)
-        columns, left_out = COLUMNS_OF[find_examples(phase, self._config)](
-            rows, self._encoder, limit
-        )
+        encode = COLUMNS_OF[find_examples(phase, self._config)]
+        columns, left_out = encode(rows, self._encoder, limit)
         scale = self._scale * len(records) / max(1, len(rows))
         used = len(columns["row"])
         if not self._knows_lengths:
             used += left_out.pop(f"longer than {limit.key}={limit.tokens}", 0)
-        return (
-            columns,
-            round(scale * used),
-            Counter({reason: round(scale * count) for reason, count in left_out.items()}),
-        )
+        skipped = {reason: round(scale * count) for reason, count in left_out.items()}
+        return columns, round(scale * used), Counter(skipped)
 
     def _mean_answer_tokens(self, part: PhaseData) -> float | None:
         """Return the mean tokens of SFT's answers within PPO's limits; None without answers."""
@@ -224,9 +219,8 @@ def _build_encoder(
         whole = load_or_train_tokenizer(model, key=key, texts=texts)
         return Encoder(whole, template), True
     if file is None:
-        return Encoder(
-            _TokenCounter(train_byte_level_bpe(texts, vocab_size=model.vocab_size))
-        ), True
+        trained = train_byte_level_bpe(texts, vocab_size=model.vocab_size)
+        return Encoder(_TokenCounter(trained)), True
     if not file.is_file():
         return Encoder(_TokenCounter(None)), False
     from tokenizers import Tokenizer

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 JOURNAL = "study.journal"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 30.0
-PrintLine = Callable[[str], None]
 
 
 class RunningTrial(NamedTuple):
@@ -74,7 +73,7 @@ class Searcher:
     """The runner of a search, with its Optuna study and the processes of its trials."""
 
     def __init__(
-        self, search: Search, hardware: HardwareConfig, script: str, say: PrintLine
+        self, search: Search, hardware: HardwareConfig, script: str, say: Callable[[str], None]
     ) -> None:
         """Lock the folder of the search, and open or create the study in it.
 
@@ -119,8 +118,7 @@ class Searcher:
         """Start the process of a trial, or resume its run."""
         for dimension in self._search.space:  # a trial of a killed search may lack values
             _suggest_value(trial, dimension)
-        keys = (dimension.key for dimension in self._search.space)
-        values = [f"{key}={trial_value_text(trial.params[key])}" for key in keys]
+        values = [f"{d.key}={trial_value_text(trial.params[d.key])}" for d in self._search.space]
         name = job_folder_name(",".join([f"{trial.number:03d}", *values]))
         run_dir = self._search.folder / name
         if (run_dir / FROZEN).exists():
@@ -133,14 +131,12 @@ class Searcher:
             if not any(word.startswith("reuse.phases=") for word in words):
                 words.append("reuse.phases=always")
         run_dir.mkdir(parents=True, exist_ok=True)
-        free = set(range(self._search.study.slots)) - {each.slot for each in self._running}
-        slot = min(free)
+        slot = min({*range(self._search.study.slots)} - {each.slot for each in self._running})
         environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
         with use_cores(cores):
             process = start_process(self._script, words, run_dir, environment)
         self._say(f"trial {trial.number}: {' '.join(values)}")
-        metrics = METRICS.follow(run_dir)
-        self._running.append(RunningTrial(trial, slot, process, run_dir, metrics))
+        self._running.append(RunningTrial(trial, slot, process, run_dir, METRICS.follow(run_dir)))
 
     def _poll_trials(self) -> None:
         """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""

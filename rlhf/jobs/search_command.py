@@ -139,10 +139,9 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
             f"{of_hydra[0]}: sweep={names[0]} is a study, which starts its trials itself, "
             f"study.slots at a time, in {SWEEPS}: leave this word out"
         )
-    study = _build_study_config(
-        names[0], definition.pop(STUDY), [w for w in own if w.startswith("study.")]
-    )
-    own = [word for word in own if not word.startswith("study.")]
+    of_study = [word for word in own if word.startswith("study.")]
+    study = _build_study_config(names[0], definition.pop(STUDY), of_study)
+    own = [word for word in own if word not in of_study]
     given = {word.partition("=")[0] for word in own}
     defined = [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
     try:
@@ -177,8 +176,7 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
     assert isinstance(study, StudyConfig)
     if not study.objectives:
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
-    wrong = [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]
-    if wrong:
+    if wrong := [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]:
         raise ConfigError(
             f"sweep={name}, study: {wrong[0]} must be PHASE.NAME of a result: ppo.gold_after"
         )

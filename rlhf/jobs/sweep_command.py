@@ -137,11 +137,8 @@ def add_sweep_folders(
     ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
     overrides = parse_overrides(ours)
     refuse_parent_folders(overrides)
-    fixed = [
-        key
-        for each in overrides
-        if (key := each.key_or_group) not in growing and not each.is_sweep_override()
-    ]
+    single = [each.key_or_group for each in overrides if not each.is_sweep_override()]
+    fixed = [key for key in single if key not in growing]
     new = ["hydra/sweeper=jobs"]
     if len(fixed) < len(overrides):
         values = dict(word.split("=", 1) for word in typed_words if "=" in word)
@@ -247,7 +244,6 @@ def jobs_at_a_time() -> int | None:
     launcher = hydra_config.runtime.choices["hydra/launcher"]
     if launcher == "joblib":
         jobs = int(hydra_config.launcher.n_jobs)
-        return (
-            jobs if jobs > 0 else max(num_usable_cores() + 1 + jobs, 1)
-        )  # -1, the default: every core
+        # -1, the default: every core
+        return jobs if jobs > 0 else max(num_usable_cores() + 1 + jobs, 1)
     return 1 if launcher == "basic" else None

@@ -280,11 +280,9 @@ def _acquire_share(folder: Path, jobs: int) -> tuple[int, FileLock]:
     while True:
         for number in range(jobs):
             lock = FileLock(folder / str(number))
-            try:
+            with suppress(Timeout):
                 lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            return number, lock
+                return number, lock
         time.sleep(0.5)
 
 

@@ -72,9 +72,8 @@ def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine
         return cfg
     asked = parse_overrides(HydraConfig.get().overrides.task)
     typed = {each.key_or_group.removeprefix("hardware.") for each in asked}
-    auto, profile = (
-        dict(compose(f"hardware/{option}").hardware) for option in (AUTO, machine.profile)
-    )
+    auto = dict(compose(f"hardware/{AUTO}").hardware)
+    profile = dict(compose(f"hardware/{machine.profile}").hardware)
     for key, value in (profile | machine.found).items():
         if key not in typed and cfg.hardware[key] == auto[key]:
             cfg.hardware[key] = value

@@ -67,9 +67,8 @@ def _look(options: argparse.Namespace) -> Result:
         print_look(look, console)
     if options.html is not None:
         path = expand_user_path(options.html, key="--html")
-        write_text_atomically(
-            path, render_look(look, "python -m rlhf.data " + shlex.join(options.words))
-        )
+        page = render_look(look, f"python -m rlhf.data {shlex.join(options.words)}")
+        write_text_atomically(path, page)
         sys.stderr.write(f"wrote {path}\n")
     return Result(asdict(look))
 
@@ -87,12 +86,13 @@ def compose_config(words: Sequence[str], place: str | None) -> RunConfig:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words for the launcher, and the place of data if a word is one.
+    """Return the words for the launcher, and the file, folder or Hub id to look at, or None.
 
-    A word for data.path, as a refusal proposes it behind the place, has precedence over the place.
+    It is None if no word names one, or if a word sets data.path: error messages propose to add such
+    a word after the file, and it then takes precedence.
 
     Raises:
-        ConfigError: if several words are places.
+        ConfigError: if several words name a file, folder or Hub id.
     """
     places = [word for word in words if "=" not in word or os.path.exists(word)]
     if len(places) > 1:

@@ -94,7 +94,6 @@ RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
     "loop": (_goes_in_circles, "say the same few words again and again"),
 }
 
-
 TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
     "blank_turn": (
         lambda turns: any(not turn.text.strip() and not turn.shown for turn in turns),

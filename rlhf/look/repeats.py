@@ -1,9 +1,9 @@
 """Find repeats, near repeats, pairs with their reverse, and prompts on both sides of a split.
 
-Two texts nearly repeat each other if at least ``NEAR`` of their different pieces of ``PIECE``
-characters are in both (the Jaccard index). Candidates come from MinHash signatures in bands
-(https://en.wikipedia.org/wiki/MinHash): of the texts with an index of exactly 0.8 about 96 % become
-candidates, with 0.9 over 99 %. The index of every candidate is then computed exactly.
+Two texts nearly repeat each other if at least ``LEAST_SIMILARITY`` of their different pieces of
+``PIECE`` characters are in both (the Jaccard index). Candidates come from MinHash signatures in
+bands (https://en.wikipedia.org/wiki/MinHash): of the texts with an index of exactly 0.8 about 96 %
+become candidates, with 0.9 over 99 %. The index of every candidate is then computed exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlhf.data.records import (
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import facts_of, join, mark_firsts, number_groups, take
 
-NEAR = 0.8
+LEAST_SIMILARITY = 0.8
 PIECE = 5  # characters
 BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are candidates
 MOST_COMPARED = 100_000  # prompts that are compared for near repeats, and examples that are read
@@ -43,7 +43,7 @@ MATCHES = {  # kind of a finding about matches -> what they are
     "reversed": "pairs are the reverse of an earlier one; both are used, and contradict each other",
     "contradictory": "responses are there with another grade too; both are used",
     "near": "of {compared:,} prompts nearly repeat an earlier one "
-    f"(at least {NEAR:.0%} the same)",
+    f"(at least {LEAST_SIMILARITY:.0%} the same)",
     "near_across": "near repeats have one prompt trained on and the other held out",
 }
 
@@ -117,9 +117,8 @@ def find_repeats(
 
 def _find_common_prompts(train: Sequence[Record], held_out: Sequence[Record]) -> list[Match]:
     """Return the first record of either side with each prompt that both sides have."""
-    numbers = number_groups(
-        np.concatenate([facts_of(train, "prompt_key"), facts_of(held_out, "prompt_key")])
-    )
+    keys = [facts_of(side, "prompt_key") for side in (train, held_out)]
+    numbers = number_groups(np.concatenate(keys))
     sides = numbers[: len(train)], numbers[len(train) :]
     _, ours, theirs = np.intersect1d(*sides, return_indices=True)
     return [(train[int(a)], held_out[int(b)]) for a, b in zip(ours, theirs, strict=True)]
@@ -181,7 +180,7 @@ def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
         for index, signature in enumerate(signatures):
             earlier = first.setdefault(signature[band : band + ROWS].tobytes(), index)
             is_new = earlier != index and index not in found
-            if is_new and _jaccard(plain[index], plain[earlier]) >= NEAR:
+            if is_new and _jaccard(plain[index], plain[earlier]) >= LEAST_SIMILARITY:
                 found[index] = earlier
     return sorted(found.items())
 

@@ -56,8 +56,7 @@ class EncodedSample(NamedTuple):
     def lengths(self) -> list[TokensOfRow]:
         """Return the tokens of each sequence, or of the longer sequence of each pair."""
         columns = self.columns
-        is_prompt = self.phase is Phase.ppo
-        tokens = map(len, columns["ids"]) if is_prompt else columns["length"]
+        tokens = map(len, columns["ids"]) if self.phase is Phase.ppo else columns["length"]
         return list(zip(tokens, columns["row"], strict=True))
 
     @property
@@ -138,9 +137,8 @@ def _sequences(
     sides = {f"{phase} learns": "ids"}
     if "chosen_ids" in columns:
         sides = {f"{phase} prefers": "chosen_ids", f"{phase} rejects": "rejected_ids"}
-    for number, (row, prompt) in enumerate(
-        zip(columns["row"], columns["prompt_tokens"], strict=True)
-    ):
+    rows = zip(columns["row"], columns["prompt_tokens"], strict=True)
+    for number, (row, prompt) in enumerate(rows):
         for title, column in sides.items():
             ids = columns[column][number]
             is_learned = [learns_prompt or place >= prompt for place in range(len(ids))]

@@ -108,7 +108,7 @@ class Scorer(nn.Module):
     """A one-label classification model whose head is applied to every token, not only the last.
 
     The reward model's score is its value at the end token; the critic's values are taken before
-    each response token. Both are saved as the Hugging Face folder of ``pretrained``.
+    each response token. Either model is saved as ``pretrained``, in Hugging Face's format.
     """
 
     def __init__(self, pretrained: PreTrainedModel) -> None:

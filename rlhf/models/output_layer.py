@@ -128,7 +128,7 @@ class _FusedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_NH, weight_VH, bias_V, ids_N, *sums = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, ids_N, log_sum_N, entropy_N = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         exact = slopes[0].dtype
         hidden_gradient = torch.zeros_like(hidden_NH, dtype=exact) if wants_hidden else None
@@ -144,7 +144,7 @@ class _FusedLogprobs(torch.autograd.Function):
                 if part_WH is not None and is_rounded:
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:
-                    given = [x_N[rows] for x_N in (*sums, *slopes)]
+                    given = [x_N[rows] for x_N in (log_sum_N, entropy_N, *slopes)]
                     slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
                     _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
                     if hidden_gradient is not None:

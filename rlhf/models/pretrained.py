@@ -273,9 +273,9 @@ def _require_matching_tensors(
         f"{name} {_format_shape(stored)} in the file and {_format_shape(wanted)} by config.json"
         for name, stored, wanted in found["mismatched_keys"]
     ]
-    parts = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
-    if any(parts.values()):
-        differences = "; ".join(f"{what}: {summarize_names(n)}" for what, n in parts.items() if n)
+    faults = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
+    if any(faults.values()):
+        differences = "; ".join(f"{what}: {summarize_names(n)}" for what, n in faults.items() if n)
         raise CheckpointError(
             f"{source.key}={source.path} does not hold the model that its config.json describes: "
             f"{differences}. Use the config.json that was saved with these weights, or get the "

@@ -61,15 +61,7 @@ class Backend(StrEnum):
 
 @add_keys_of_methods("ppo")
 @dataclass(kw_only=True)
-class PpoConfig(
-    RolloutLogKeys,
-    TurnKeys,
-    PtxKeys,
-    AverageKeys,
-    CorrectionKeys,
-    TrunkKeys,
-    PpoKeys,
-):
+class PpoConfig(RolloutLogKeys, TurnKeys, PtxKeys, AverageKeys, CorrectionKeys, TrunkKeys, PpoKeys):
     """Settings of the PPO phase, which trains the policy against the reward model."""
 
 

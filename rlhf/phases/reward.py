@@ -34,12 +34,7 @@ from rlhf.config.choices import Phase, RewardLossName, Unpaired
 from rlhf.config.roles import Role
 from rlhf.data.collate import PairStep, collate_sequences, divide_pairs_into_steps
 from rlhf.data.encoding import Encoder
-from rlhf.data.pair_numbers import (
-    CHOSEN_SCORE,
-    MARGIN,
-    REJECTED_SCORE,
-    read_pair_groups,
-)
+from rlhf.data.pair_numbers import CHOSEN_SCORE, MARGIN, REJECTED_SCORE, read_pair_groups
 from rlhf.data.records import Record
 from rlhf.data.tokens import Limit, pair_columns
 from rlhf.engine.select import AnyEngine, build_engine

@@ -159,8 +159,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     refusals: list[ConfigError] = []
     for changes in _zero_settings(config):
         candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
-        zero = candidate.zero
-        if machine.dtype is Dtype.fp16 and 0 in (zero.stage, zero.critic_stage):
+        if machine.dtype is Dtype.fp16 and 0 in (changes["stage"], changes["critic_stage"]):
             continue
         try:
             check_zero(candidate)

@@ -81,12 +81,8 @@ def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
 
 def model_state_bytes(at: MemorySetting, model: ModelUse) -> ModelStates:
     """Return the bytes on one rank of a model's weights, gradients, optimizer and fp32 copies."""
-    zero, stage, ranks, size = (
-        at.zero,
-        at.stage(model),
-        at.machine.ranks,
-        at.bytes_per_weight(model),
-    )
+    zero, ranks = at.zero, at.machine.ranks
+    stage, size = at.stage(model), at.bytes_per_weight(model)
     device, host = Counter[str](), Counter[str]()
     shards = ranks if stage == SHARDED_WEIGHTS else 1
     weights = model.weights * size // shards
@@ -135,9 +131,8 @@ def activation_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, toke
     """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each."""
     shape, size = model.shape, at.bytes_per_weight(model)
     is_matmul = uses_matmul_attention(tokens, is_gpu=at.machine.is_gpu)
-    whole = sequences * layer_activation_bytes(
-        shape, tokens, size=size, uses_matmul_attention=is_matmul
-    )
+    one = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=is_matmul)
+    whole = sequences * one
     if is_matmul:  # the causal mask, shared by all heads and sequences
         whole += tokens * tokens * size
     kept = model.layers - model.checkpointed

@@ -56,8 +56,7 @@ def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
 
 def _candidate_micro_batches(scene: PhaseMemory, plan: BatchPlan) -> list[int]:
     config, phase = scene.config, scene.phase
-    chosen = getattr(config, phase.value).micro_batch_size
-    if chosen is not None:
+    if getattr(config, phase.value).micro_batch_size is not None:
         return [plan.micro]
     cap = max(1, config.hardware.max_micro_batch_size // sequences_per_example(config, phase))
     return [size for size in divisors(plan.per_rank) if size <= cap]
@@ -267,9 +266,8 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
     times = 2 if phase is Phase.sft else 1
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every
-    reading = 0.0
-    for model in scene.models:
-        reading += scene.no_grad_seconds(model, sequences=evaluated, micro=micro)
+    passes = (scene.no_grad_seconds(m, sequences=evaluated, micro=micro) for m in scene.models)
+    reading = sum(passes)
     return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
 
 

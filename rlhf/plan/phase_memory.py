@@ -16,12 +16,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import ModelUse, forward_flops
 from rlhf.options import Backend
 from rlhf.plan import memory_model
-from rlhf.plan.memory_model import (
-    ModelStates,
-    Parts,
-    backward_peak,
-    uses_matmul_attention,
-)
+from rlhf.plan.memory_model import ModelStates, Parts, backward_peak, uses_matmul_attention
 from rlhf.plan.steps import Load
 from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
@@ -188,7 +183,10 @@ class PhaseMemory:
         return PREPARING + weights / LOADED
 
     def _gradient_bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of stage 3's buckets if ``kept``, else those of stages 1 and 2."""
+        """Return the bytes of the model's buckets of one kind; 0 if it has none of this kind.
+
+        ``kept``: those that stay allocated (stage 3); otherwise those of a backward pass.
+        """
         if kept is not self.at.is_sharded(model):
             return 0
         return memory_model.gradient_bucket_bytes(self.at, model)
@@ -223,12 +221,10 @@ def _forward_work(
     operations = touched = padded = 0.0
     for length, count in Counter(lengths).items():
         tokens = length + (answer or 0)
-        padded += count * sequences / len(lengths) * tokens
-        each = {
-            "sequences": count * sequences / len(lengths),
-            "tokens": tokens,
-            "positions": tokens if answer is None else answer,
-        }
+        share = count * sequences / len(lengths)
+        padded += share * tokens
+        positions = tokens if answer is None else answer
+        each = {"sequences": share, "tokens": tokens, "positions": positions}
         operations += forward_flops(model, **each)
         products = uses_matmul_attention(tokens, is_gpu=is_gpu)
         touched += forward_bytes(model, **each, size=size, products=products)

@@ -20,12 +20,7 @@ from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
-from rlhf.models.model_uses import (
-    ModelUse,
-    UnknownModelError,
-    costs_of_methods,
-    models_in_phase,
-)
+from rlhf.models.model_uses import ModelUse, UnknownModelError, costs_of_methods, models_in_phase
 from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import MemorySetting
@@ -291,8 +286,7 @@ def efficiency_of(machine: Machine) -> Efficiency:
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:
     """Return the first of the fastest plans that fit; if none fits, the plan with least memory."""
-    fitting = [plan for plan in plans if plan.fits]
-    if fitting:
+    if fitting := [plan for plan in plans if plan.fits]:
         return select_fastest(fitting, fitting[0].machine)[0]
     return min(plans, key=lambda plan: plan.peak_bytes)
 

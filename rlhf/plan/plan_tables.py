@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf.config.batches import sequences_per_example
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
@@ -47,7 +46,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
         "checkpoints_gb": plan.checkpoint_bytes / GB,
         "data": {
             "examples": plan.records or None,
-            "is_toy": _has_toy_data(plan),
+            "is_toy": plan.config.data.source is Source.synthetic,
             "lengths_are_read": plan.loads is not None,
         },
         "phases": {phase.phase.value: _phase_json(plan, phase) for phase in plan.phases},
@@ -90,10 +89,6 @@ def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
     return {"prompt": (tokens, prompt), "response": (answer or most, most)}
 
 
-def _has_toy_data(plan: Plan) -> bool:
-    return plan.config.data.source is Source.synthetic
-
-
 def plan_summary(plan: Plan) -> str:
     """Return one line: setting, memory, time, price and steps, or why the run does not fit."""
     if not plan.fits:
@@ -104,14 +99,11 @@ def plan_summary(plan: Plan) -> str:
 def describe_steps_and_examples(plan: Plan) -> str:
     """Return as text the numbers of steps and examples on which time and price are based."""
     config = plan.config
-    units = {
-        phase: "pairs" if sequences_per_example(config, phase) > 1 else "responses"
-        for phase in (Phase.reward, Phase.dpo)
-    }
+    unit = "pairs" if config.reward.unpaired is None else "responses"
     batches = {
         Phase.sft: f"{config.sft.batch_size} examples",
-        Phase.reward: f"{config.reward.batch_size} {units[Phase.reward]}",
-        Phase.dpo: f"{config.dpo.batch_size} {units[Phase.dpo]}",
+        Phase.reward: f"{config.reward.batch_size} {unit}",
+        Phase.dpo: f"{config.dpo.batch_size} pairs",
         Phase.ppo: f"{config.ppo.rollout_batch_size} responses "
         f"of up to {config.token_limit_after_prompt[1]} tokens",
     }
@@ -191,7 +183,7 @@ def render_plan(plan: Plan) -> list[RenderableType]:
 def _plan_caveats(plan: Plan) -> list[str]:
     """Return notes on why the time and price may not apply to the user's own task."""
     notes, phases = [], [phase.phase for phase in plan.phases]
-    if _has_toy_data(plan):
+    if plan.config.data.source is Source.synthetic:
         sizes = ["rollout.max_response_tokens"] if ANSWERING_PHASES(plan.config) & {*phases} else []
         sizes += ["ppo.steps" if phase is Phase.ppo else f"{phase}.epochs" for phase in phases]
         notes.append(

@@ -92,7 +92,15 @@ def count_examples(data: DataConfig, phase: Phase) -> int | None:
 
 def total_examples(data: DataConfig) -> int | None:
     """Return data.size, or the number of lines of a local file, or None if it is unknown."""
-    return data.size or _count_lines(data)
+    if data.size:
+        return data.size
+    path = expand_user_path(data.path, key="data.path") if isinstance(data.path, str) else None
+    if path is None or path.suffix not in COUNTED or not path.is_file():
+        return None
+    if path.stat().st_size > LARGEST:
+        return None
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def describe_examples(data: DataConfig, records: int = 0) -> str:
@@ -109,13 +117,3 @@ def describe_examples(data: DataConfig, records: int = 0) -> str:
     if total is None:
         return f"{place}, whose number of examples is not known (data.size)"
     return f"{total:,} examples of {place}"
-
-
-def _count_lines(data: DataConfig) -> int | None:
-    path = expand_user_path(data.path, key="data.path") if isinstance(data.path, str) else None
-    if path is None or path.suffix not in COUNTED or not path.is_file():
-        return None
-    if path.stat().st_size > LARGEST:
-        return None
-    with path.open("rb") as file:
-        return sum(1 for _ in file)

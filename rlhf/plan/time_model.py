@@ -121,14 +121,11 @@ def computing_seconds(
     calls = layers * efficiency.layer_calls * machine.call_seconds
     if costs.is_sharded(model):
         calls += layers * efficiency.hooked_layer_seconds
-    computing = (
-        work.operations * (1 + unfilled) / costs.flops_per_second(model, trains=trains)
-        + efficiency.touches * work.bytes / costs.bandwidth
-    )
+    computing = work.operations * (1 + unfilled) / costs.flops_per_second(model, trains=trains)
+    computing += efficiency.touches * work.bytes / costs.bandwidth
     together = max(computing, calls) if machine.is_gpu else computing + calls
-    return together + (
-        layers * efficiency.sharded_layer_seconds if costs.is_gathered(model) else 0.0
-    )
+    waiting = layers * efficiency.sharded_layer_seconds if costs.is_gathered(model) else 0.0
+    return together + waiting
 
 
 def gather_weights_seconds(
@@ -177,9 +174,8 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
     compute *= 1 + backward_to_forward_ratio(model)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)
-    reduces = (
-        work.passes if costs.stage(model) > 1 else 1
-    )  # stages 2 and 3 reduce after every micro-batch
+    # Stages 2 and 3 reduce after every micro-batch.
+    reduces = work.passes if costs.stage(model) > 1 else 1
     moved = work.passes * (forward + backward) + reduces * _gradient_reduce_seconds(costs, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
     return together + optimizer_seconds(costs, model)
@@ -252,6 +248,6 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
         message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
         waiting = efficiency.message_seconds * math.log2(tp)
         each += 2 * shape.layers * (waiting + message)
-    whole = gather_weights_seconds(costs, actor)
-    gathering = whole if how.gathers else waves * how.response_tokens * whole
+    gather_seconds = gather_weights_seconds(costs, actor)
+    gathering = gather_seconds if how.gathers else waves * how.response_tokens * gather_seconds
     return prefill / rate + waves * how.response_tokens * each + gathering

@@ -93,9 +93,8 @@ def print_comparison(
         console.say(f"wrote {write_sweep_report(paths[0], settings, tried)}")
     if html is not None:
         count = sum(len(setting.runs) for setting in settings)
-        write_text_atomically(
-            html, sweep_page(f"Comparison of {count} runs", settings, tried=tried)
-        )
+        page = sweep_page(f"Comparison of {count} runs", settings, tried=tried)
+        write_text_atomically(html, page)
         console.say(f"wrote {html}")
     return content
 
@@ -104,10 +103,8 @@ def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
     """Yield a line for each setting: its number in the table, its runs and its differing keys."""
     yield "Settings"
     for number, setting in enumerate(settings, 1):
-        yield (
-            f"  {number:>2}  {len(setting.finished_runs())} of {len(setting.runs)} runs  "
-            f"{setting.label}"
-        )
+        counted = f"{len(setting.finished_runs())} of {len(setting.runs)} runs"
+        yield f"  {number:>2}  {counted}  {setting.label}"
 
 
 def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
@@ -225,9 +222,7 @@ def read_study_results(folder: Path) -> StudyResults | None:
             }
             for each in content["solutions"]
         }
-        maximize, minimize = (
-            [str(name) for name in content[key]] for key in ("maximize", "minimize")
-        )
+        maximize, minimize = (list(map(str, content[key])) for key in ("maximize", "minimize"))
     except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
         raise DamagedFileError(path, f"it is not what a search writes ({error!r})") from error
     return StudyResults(maximize, minimize, solutions)
@@ -264,12 +259,9 @@ def sweep_page(
     done = [(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()]
     unlike = describe_unlikeness([setting for _, setting in done])
     if not unlike:
-        done.sort(
-            key=lambda each: (
-                study is not None and not study.has_solution(each[1]),
-                -each[1].estimates()["objective"].mean,
-            )
-        )
+        done.sort(key=lambda each: -each[1].estimates()["objective"].mean)
+        if study is not None:
+            done.sort(key=lambda each: not study.has_solution(each[1]))
     unfinished = [setting for setting in settings if not setting.finished_runs()]
     left_out = [run.folder.name for run in runs if not run.measures]
     place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"

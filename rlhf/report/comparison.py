@@ -122,10 +122,8 @@ class Setting(NamedTuple):
     @property
     def label(self) -> str:
         """Return the values as overrides, or "all" if there is only one setting."""
-        return (
-            " ".join(f"{key}={command_line_text(value)}" for key, value in self.values.items())
-            or "all"
-        )
+        words = (f"{key}={command_line_text(value)}" for key, value in self.values.items())
+        return " ".join(words) or "all"
 
     def finished_runs(self) -> list[ComparedRun]:
         """Return the runs that have a result."""
@@ -216,10 +214,10 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
         for key in [key for key in values if _is_default_of_part(key, values[key])]:
             if any(key not in each.keys for each in runs):
                 del values[key]
-        same = json.dumps(run.keys)
-        seen[same] += 1
-        if seen[same] > 1:
-            values["repeat"] = seen[same]
+        keys_text = json.dumps(run.keys)
+        seen[keys_text] += 1
+        if seen[keys_text] > 1:
+            values["repeat"] = seen[keys_text]
         settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
     return list(settings.values())
 

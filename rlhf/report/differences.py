@@ -116,15 +116,14 @@ def compare_with_first(
     titles = [title for title in every if not _is_redundant(title, every, settings)]
     found: dict[SettingMeasure, Difference] = {}
     left_out: dict[str, str] = {}
-    for number in others:
-        for title in titles:
-            both_have = all(title in each.estimates() for each in (first, settings[number]))
-            if title in UNCOMPARED or not both_have:
-                continue
-            if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
-                left_out.setdefault(title, reason)
-            else:
-                found[number, title] = estimate_difference(first, settings[number], title)
+    for number, title in product(others, titles):
+        both_have = all(title in each.estimates() for each in (first, settings[number]))
+        if title in UNCOMPARED or not both_have:
+            continue
+        if (reason := _describe_different_meanings(first, settings[number], title)) is not None:
+            left_out.setdefault(title, reason)
+        else:
+            found[number, title] = estimate_difference(first, settings[number], title)
     values = {place: each.p_value for place, each in found.items()}
     tested = {place: p_value for place, p_value in values.items() if not math.isnan(p_value)}
     num_tests = len({title for _, title in tested}) * tried.num_differences

@@ -63,8 +63,7 @@ class MlflowTracker(Tracker):
 
         now = round(1000 * time.time())
         new = drop_logged_metrics(values, step, self._logged)
-        metrics = [Metric(name, value, now, step) for name, value in new.items()]
-        if metrics:
+        if metrics := [Metric(name, value, now, step) for name, value in new.items()]:
             self._client.log_batch(self._id, metrics=metrics)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
@@ -99,10 +98,8 @@ class MlflowTracker(Tracker):
         names |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
         run = self._client.create_run(of_project, run_name=run_dir.name, tags=names)
         run_id: str = run.info.run_id
-        params = [
-            Param(key, str(value)[:LONGEST_PARAM])
-            for key, value in flatten_keys(asdict(config)).items()
-        ]
+        keys = flatten_keys(asdict(config))
+        params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in keys.items()]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
         return run_id

@@ -41,15 +41,13 @@ def suggest_commands(run_dir: Path) -> list[str]:
     place = [str(relative_to_cwd(run_dir)), *consent]
     lines = ["What to type next"]
     if folders:
-        samples = SAMPLES.read_lines(run_dir)
         mark = PROMPT_MARK if plays else ""
-        prompts = [re.sub(mark, "", sample["prompt"]) for sample in samples]
+        prompts = [re.sub(mark, "", each["prompt"]) for each in SAMPLES.read_lines(run_dir)]
+        model = str(relative_to_cwd(folders[0]))
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
-            *python_example(
-                str(relative_to_cwd(folders[0])), prompts, has_chat_template=has_template
-            ),
+            *python_example(model, prompts, has_chat_template=has_template),
             f"  # {'let it play' if plays else 'talk to it'}, and measure it",
             shlex.join(["python", "-m", "rlhf.chat", *place, *plays]),
             shlex.join(["python", "-m", "rlhf.evaluate", *place]),

@@ -29,12 +29,7 @@ from rlhf.run.step_alarms import Alarm
 
 MOST_BARS = 100  # most intervals in one chart
 # Labels of the x axis by the first part of a metric's name; other metrics get PPO's label.
-X_LABELS = {
-    "sft": "SFT step",
-    "reward": "reward model step",
-    "ppo": "PPO step",
-    "dpo": "DPO step",
-}
+X_LABELS = {"sft": "SFT step", "reward": "reward model step", "ppo": "PPO step", "dpo": "DPO step"}
 
 
 class ChartSection(NamedTuple):
@@ -68,9 +63,8 @@ def report_parts() -> list[ReportPart]:
 
 def over_optimisation_section(run: RunFiles) -> ChartSection:
     """Return charts of score and gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
-    per_step = run.config["ppo.rollout_batch_size"]
     spread = run.series.get("ppo/score_std", ())
-    quantile = NORMAL_QUANTILE / math.sqrt(per_step)
+    quantile = NORMAL_QUANTILE / math.sqrt(run.config["ppo.rollout_batch_size"])
     halves = {step: quantile * std for step, std in spread if math.isfinite(std)}
     kl = "ppo/kl_to_reference"
     rollouts = _curve_over_kl("rollouts", run.series, "ppo/score_mean", kl, halves)

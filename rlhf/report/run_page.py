@@ -56,8 +56,7 @@ COLUMNS = {
 def write_report(run_dir: Path) -> Path:
     """Write the report of the run in ``run_dir``, finished or not; return its path."""
     path = run_dir / REPORT
-    page = run_page(read_run_files(run_dir))
-    write_text_atomically(path, page)
+    write_text_atomically(path, run_page(read_run_files(run_dir)))
     return path
 
 
@@ -66,8 +65,7 @@ def run_page(run: RunFiles) -> str:
     result = run.result
     words = read_command(run.folder)
     first, *panels = panel_sections(run)
-    sections = [first, over_optimisation_section(run), *panels]
-    sections += rollout_sections(run)
+    sections = [first, over_optimisation_section(run), *panels, *rollout_sections(run)]
     for part in report_parts():
         sections += part.sections(run)
     answers = {"held-out prompts": run.samples}

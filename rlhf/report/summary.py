@@ -97,12 +97,7 @@ def summary_table(result: Mapping[str, Any], title: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("phase", style="bold")
     table.add_column("measure")
     for column in ("before", "after", "time"):
@@ -146,8 +141,7 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path) -> list[str]:
     """Return lines with the first and the last answers to the 3 prompts that changed most."""
-    samples = [*SAMPLES.read_lines(run_dir)]
-    found = find_changed_answers(samples)
+    found = find_changed_answers([*SAMPLES.read_lines(run_dir)])
     if not found.pairs:
         return []
     lines = [f"Answers before and after training (samples.jsonl): {found.told}"]
@@ -283,9 +277,8 @@ def _before_after_row(name: str, measures: Mapping[str, Any], key: str) -> Summa
 
 def _reward_part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
     for part, before in measures.get(f"{key}_parts_before", {}).items():
-        yield SummaryRow(
-            f"  {part}", _number_text(before), _number_text(measures[f"{key}_parts_after"][part])
-        )
+        after = measures[f"{key}_parts_after"][part]
+        yield SummaryRow(f"  {part}", _number_text(before), _number_text(after))
         if key == "score" and part in (judges := measures.get("judge_gains", {})):
             yield from _gain_rows({f"{part}_gain_ci": judges[part]}, part)
 

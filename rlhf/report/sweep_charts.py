@@ -63,10 +63,13 @@ def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
             settings=range(len(settings)),
         ),
     ]
-    chart = line_chart(title, lines, x_label=x_label)
-    chart = _note_hidden_intervals(chart, [*ys, *xs], [*halves, *x_halves])
+    drawn = zip([*ys, *xs], [*halves, *x_halves], strict=True)
+    hidden = sum(found.half > half for found, half in drawn)
+    note = f"Intervals that reach beyond what is possible are not drawn: {hidden}."
     names = ", ".join(settings[number].label for number in best)
-    return chart and chart._replace(said=f"{title}: on the frontier are {names}")
+    said = f"{title}: on the frontier are {names}"
+    chart = line_chart(title, lines, x_label=x_label)
+    return chart and chart._replace(said=said, note=note if hidden else "")
 
 
 def pareto_frontier(points: Sequence[Point]) -> list[int]:
@@ -83,15 +86,6 @@ def _half_width_to_draw(found: Estimate, measure: str) -> float:
     least, most = RANGES.get(measure, EVERYTHING)
     is_possible = least <= found.low and found.high <= most  # False for NaN
     return found.half if is_possible else 0.0
-
-
-def _note_hidden_intervals(
-    chart: Chart | None, found: Sequence[Estimate], halves: Sequence[float]
-) -> Chart | None:
-    """Return the chart with a note if an interval is not drawn."""
-    hidden = sum(each.half > half for each, half in zip(found, halves, strict=True))
-    note = f"Intervals that reach beyond what is possible are not drawn: {hidden}."
-    return chart._replace(note=note) if chart and hidden else chart
 
 
 class SettingCurves(NamedTuple):

@@ -36,7 +36,7 @@ KINDS = {
 
 
 class RewardScorer(Part):
-    """What scores responses for a method, in a process of its own, without torch."""
+    """Base class of a method's reward: scores responses in another process, without torch."""
 
     def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
         """Return the function that scores responses, and the names of its criteria.

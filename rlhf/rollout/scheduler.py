@@ -246,7 +246,10 @@ class Scheduler:
     def _continue_requests(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move ``continued`` rows behind the active rows; prefill and return like ``_prefill``."""
+        """Move paused requests behind the active rows, and prefill the token ids beside each.
+
+        Return what ``_prefill`` returns.
+        """
         paused, behind = self._paused, len(self._active)
         assert paused is not None
         lengths = [len(ids) for _, ids in continued]

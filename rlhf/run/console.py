@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
-
 SECONDS_BETWEEN_LINES = 30.0
 
 

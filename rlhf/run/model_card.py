@@ -128,18 +128,12 @@ def _data_table_rows(
     keys: Mapping[str, Any], rows: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[str, str]]:
     yield "source", _format_value(keys["data.source"])
-    sets = [
-        f"{value}"
-        for key, value in keys.items()
-        if key.startswith("data.sets.") and key.endswith(".path")
-    ]
+    sets = [str(v) for k, v in keys.items() if k.startswith("data.sets.") and k.endswith(".path")]
     place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
     yield "from", _format_value(place)
     yield "proportions of SFT, reward and PPO", _format_value(keys["data.split"])
-    yield (
-        "held out",
-        "files of their own" if keys["data.eval_path"] else _format_value(keys["data.eval_share"]),
-    )
+    has_own = keys["data.eval_path"]
+    yield "held out", "files of their own" if has_own else _format_value(keys["data.eval_share"])
     for phase, (train, held_out) in rows.items():
         yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
 

@@ -62,7 +62,7 @@ class Tracker:
     def alert(self, alarm: Alarm) -> None:
         """Record an alarm."""
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Record lines of one step for ``log``, a file that an option adds to the run."""
 
     def conclude(self, result: Mapping[str, Any]) -> None:

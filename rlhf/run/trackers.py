@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict
 from functools import partial
@@ -65,7 +65,7 @@ class TensorBoardTracker(Tracker):
             return
         self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write a histogram of each number of an option's log."""
         import torch
 
@@ -115,14 +115,10 @@ def format_samples(samples: Sequence[Sample]) -> str:
     """Return all responses as one Markdown text."""
     return "\n\n".join(
         f"{each.model}, score {each.score:.2f}, KL {each.kl:.2f}\n\n"
-        f"{_quote_as_markdown(each.prompt + each.response)}"
+        # Indented lines are shown unchanged: text of a model is not markup.
+        + "\n".join(f"    {line}" for line in (each.prompt + each.response).splitlines())
         for each in samples
     )
-
-
-def _quote_as_markdown(text: str) -> str:
-    """Return ``text`` as Markdown that shows it unchanged: text of a model is not markup."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 class StoppedByAlarmError(RlhfError):
@@ -212,9 +208,9 @@ class Trackers(Tracker):
         self._say(alarm.line)
         self._call_each_tracker(lambda tracker: tracker.alert(alarm))
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Forward lines of an option's log."""
-        self._call_each_tracker(lambda tracker: tracker.lines(log, phase, step, lines))
+        self._call_each_tracker(lambda tracker: tracker.append(log, phase, step, lines))
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
@@ -224,16 +220,12 @@ class Trackers(Tracker):
         """Close all trackers."""
         self._call_each_tracker(lambda tracker: tracker.finish(), is_end=True)
 
-    def restore_alarm_series(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Let the alarm rules check the metrics that an earlier attempt of the run has logged."""
-        for line in lines:
-            self._rules.check(line["phase"], line["step"], _logged_values(line))
-
     def repeat_logs(self, run_dir: Path, ppo_steps: int | None) -> None:
-        """Send what earlier attempts have logged to the trackers that skip what they have."""
-        self._call_each_tracker(
-            lambda tracker: _repeat_logs(tracker, run_dir, ppo_steps), is_end=True
-        )
+        """Send what earlier attempts have logged to the rules, and trackers that skip repeats."""
+        for line in METRICS.read_lines(run_dir):
+            self._rules.check(line["phase"], line["step"], _logged_values(line))
+        repeat = partial(_repeat_logs, run_dir=run_dir, ppo_steps=ppo_steps)
+        self._call_each_tracker(repeat, is_end=True)
 
     def _call_each_tracker(self, call: Callable[[Tracker], None], *, is_end: bool = False) -> None:
         for name, tracker in list(self._others.items()):
@@ -264,7 +256,7 @@ def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None
         tracker.samples(phase, step, [*map(_read_sample, group)], steps=ppo_steps or step)
     for log in OPTIONS_LOGS:
         for (phase, step), group in groupby(read_json_lines(run_dir / log, LINE), of_step):
-            tracker.lines(log, phase, step, list(group))
+            tracker.append(log, phase, step, list(group))
     for line in METRICS.read_lines(run_dir):
         tracker.log(line["phase"], line["step"], _logged_values(line))
 
@@ -313,7 +305,7 @@ class FileTracker(Tracker):
         """Append a line with the alarm."""
         self._write(ALARMS.name, alarm._asdict())
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append the lines to the option's log."""
         for line in lines:
             self._write(log, {"phase": phase, "step": step, **line})
@@ -377,7 +369,6 @@ def build_tracker(
     # A server computes in a precision of its own.
     is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)
-    trackers.restore_alarm_series(METRICS.read_lines(run_dir))
     trackers.repeat_logs(run_dir, config.ppo.steps)
     return trackers
 

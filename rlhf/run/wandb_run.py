@@ -28,7 +28,6 @@ from rlhf.run.tracker import ENDS, Sample, Tracker, numbers_for_histograms
 if TYPE_CHECKING:
     import wandb
 
-
 INIT_TIMEOUT_SECONDS = 30.0
 INIT_ATTEMPTS = 3
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
@@ -68,16 +67,9 @@ class WandbTracker(Tracker):
     skips_repeats = True
 
     def __init__(
-        self,
-        config: TrackingConfig,
-        run_dir: Path,
-        run_config: dict[str, Any],
-        *,
-        name: str,
-        group: str,
-        job_type: str,
+        self, config: TrackingConfig, run_dir: Path, run_config: dict[str, Any], **names: str
     ) -> None:
-        """Start or resume the run.
+        """Start or resume the run; ``names`` are its name, group and job_type.
 
         Raises:
             CapabilityError: if mode online lacks credentials, or the server cannot be reached.
@@ -87,7 +79,6 @@ class WandbTracker(Tracker):
         cut_incomplete_records(run_dir)
         try:
             _require_login(config.wandb)
-            names = {"name": name, "group": group, "job_type": job_type}
             self._run = _start_run(config, run_dir, run_config, names)
         except Error as error:
             raise CapabilityError(
@@ -126,13 +117,12 @@ class WandbTracker(Tracker):
         if phase not in self._tables:
             import wandb
 
-            columns = list(rows[0])
-            self._tables[phase] = wandb.Table(columns=columns, log_mode="INCREMENTAL")
+            self._tables[phase] = wandb.Table(columns=list(rows[0]), log_mode="INCREMENTAL")
         for row in rows:
             self._tables[phase].add_data(*row.values())
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
-    def lines(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Send a histogram of each number of an option's log, unless W&B has it already."""
         import wandb
 
@@ -205,14 +195,12 @@ class WandbTracker(Tracker):
         if is_offline:
             for line in read_wandb_history(run_dir):
                 for phase in PREFIXES:
-                    step = line.pop(f"{phase}/step", None)
-                    if step is not None:
+                    if (step := line.pop(f"{phase}/step", None)) is not None:
                         kind = _common_prefix(phase, [n for n in line if not n.startswith("_")])
                         sent[kind] = max(step, sent.get(kind, -1))
             return sent
         for phase in PREFIXES:
-            step = self._run.summary.get(f"{phase}/step")
-            if step is not None:
+            if (step := self._run.summary.get(f"{phase}/step")) is not None:
                 kinds = [*(f"{phase}/{part}" for part in PARTS), phase]
                 sent |= {_common_prefix(phase, [kind]): step for kind in kinds}
         return sent

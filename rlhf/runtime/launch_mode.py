@@ -146,10 +146,8 @@ def find_slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
         return None
-    number, size = (
-        read_whole_number(environment, f"SLURM_{name}") for name in ("PROCID", "NTASKS")
-    )
-    return SlurmTask(number, size, first_host(nodes))
+    number = read_whole_number(environment, "SLURM_PROCID")
+    return SlurmTask(number, read_whole_number(environment, "SLURM_NTASKS"), first_host(nodes))
 
 
 def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0) -> int:
@@ -200,7 +198,11 @@ def check_hostfile(config: RunConfig) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        host, slots = _parse_hostfile_line(line, place=f"{name}:{number}")
+        if (found := re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)) is None:
+            raise ConfigError(
+                f"{name}:{number}: {line.strip()}: must be `name slots=N`, with N ranks on the node"
+            )
+        host, slots = found[1], int(found[2])
         if host in hosts:
             raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
         if slots != hardware.ranks_per_node:
@@ -214,13 +216,3 @@ def check_hostfile(config: RunConfig) -> None:
             f"launcher.hostfile={name} names {len(hosts)} nodes, and hardware.nodes="
             f"{hardware.nodes}; make them equal"
         )
-
-
-def _parse_hostfile_line(line: str, *, place: str) -> tuple[str, int]:
-    """Return the host name and the number of slots from one line of the hostfile."""
-    found = re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)
-    if found is None:
-        raise ConfigError(
-            f"{place}: {line.strip()}: must be `name slots=N`, with N ranks on the node"
-        )
-    return found[1], int(found[2])

@@ -72,8 +72,8 @@ def start_ranks(
         less = with_less_memory(config)
         if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
             raise
-        said = str(error).partition(". ")[0]
-    sys.stderr.write(f"{said}; continuing with smaller micro-batches\n")
+        reason = str(error).partition(". ")[0]
+    sys.stderr.write(f"{reason}; continuing with smaller micro-batches\n")
     write_frozen_config(less, run_dir)
     if way is LaunchMode.node:  # new processes do not hold the memory of the old ranks
         return start_ranks(less, run_dir, script, make_context)
@@ -115,9 +115,7 @@ def _start_by_mode(
             _run_command(command)
         else:
             _spawn_ranks(config, run_dir, way)
-    if run_dir is None:
-        return None
-    return read_objective(run_dir)
+    return None if run_dir is None else read_objective(run_dir)
 
 
 def join_started_ranks() -> None:

@@ -40,10 +40,9 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         if not is_out_of_memory(error):
             raise
         micro = batch_plans(config)[phase].micro
-        keys = (
-            [] if micro == 1 else [f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}"]
-        )
-        keys += _memory_saving_overrides(config, phase)
+        keys = _memory_saving_overrides(config, phase)
+        if micro > 1:
+            keys.insert(0, f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}")
         first = str(error).strip().partition("\n")[0].rstrip(".")
         failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"

@@ -157,8 +157,7 @@ class Rendezvous:
                 refusal = self._store.get(REFUSAL_KEY).decode()
                 self._store.add(f"{REFUSAL_KEY}/heard", 1)
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
-            port = read_whole_number(os.environ, "MASTER_PORT")
-            master = (os.environ["MASTER_ADDR"], port)
+            master = (os.environ["MASTER_ADDR"], read_whole_number(os.environ, "MASTER_PORT"))
             self._monitor = PeerMonitor(
                 self._store,
                 self._rank,

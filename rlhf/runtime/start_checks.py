@@ -62,11 +62,9 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
     found = []
     for metric in METRICS:
         head, _, own = metric.partition("/eval_")
-        if head != phase or not own or own in absent or own.startswith(groups_off):
-            continue
-        if metric in off:
-            continue
-        found += _expand_name_placeholder(metric, config)
+        is_absent = own in absent or own.startswith(groups_off) or metric in off
+        if head == phase and own and not is_absent:
+            found += _expand_name_placeholder(metric, config)
     return found
 
 

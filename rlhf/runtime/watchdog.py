@@ -51,9 +51,9 @@ def start_watchdog(
     others: Mapping[int, Process],
     on_stuck: Callable[[str], None],
 ) -> None:
-    """Watch this rank's ``heartbeat`` in a thread that calls ``on_stuck`` with a reason, once.
+    """Start a thread that calls ``on_stuck`` once, if ``heartbeat`` has no beat for ``seconds``.
 
-    The reason names each of the ``others`` that is stopped on this host.
+    ``on_stuck`` gets a reason, which names those of the ``others`` that are suspended on this host.
     """
     # A stopped rank prints its stacks as soon as it resumes, whatever it is doing.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
+from rlhf.base.intervals import mean_of
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point
@@ -67,10 +68,7 @@ def draw_trend(points: Sequence[Point]) -> str:
     """Return the last values of a curve as bars between its lowest and its highest value."""
     values = [value for _, value in points if math.isfinite(value)]
     size = -(-len(values) // TREND) if values else 1
-    means = [
-        sum(part) / len(part)
-        for part in (values[i : i + size] for i in range(0, len(values), size))
-    ]
+    means = [mean_of(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((value - low) * steps)] for value in means)

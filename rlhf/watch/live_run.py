@@ -48,9 +48,7 @@ class LiveRun:
         self._beside = {"/".join(each.parts[-2:]): read_metric_series(each) for each in beside}
         self.config = read_frozen_keys(folder)
         self.progress = RunProgress(folder)
-        self._metrics = METRICS.follow(folder)
-        self._samples = SAMPLES.follow(folder)
-        self._alarms = ALARMS.follow(folder)
+        self._files = [file.follow(folder) for file in (METRICS, SAMPLES, ALARMS)]
         self.curves: dict[str, list[Point]] = {}  # points by metric
         self.first: dict[str, Mapping[str, Any]] = {}  # first answer by prompt
         self.newest: dict[str, Mapping[str, Any]] = {}  # newest answer by prompt
@@ -59,8 +57,7 @@ class LiveRun:
     @property
     def faults(self) -> list[str]:
         """Return a message for each file that has damaged lines, which are skipped."""
-        files = (self._metrics, self._samples, self._alarms)
-        return [file.fault for file in files if file.fault is not None]
+        return [file.fault for file in self._files if file.fault is not None]
 
     def headline(self) -> Headline:
         """Return a line with the run's state, what it reached so far, and the time that is left."""
@@ -93,9 +90,7 @@ class LiveRun:
 
     def poll(self) -> bool:
         """Read the lines that the run wrote since the last call; return True if there are any."""
-        lines, samples, alarms = (
-            file.read() for file in (self._metrics, self._samples, self._alarms)
-        )
+        lines, samples, alarms = (file.read() for file in self._files)
         if lines.is_restarted:
             self.curves = {}
             self.progress.reset()

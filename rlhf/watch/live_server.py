@@ -218,9 +218,8 @@ class WatchServer(LocalServer):
             if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    opened = cache(
-                        partial(LiveRun, folder, self._beside)
-                    )  # opened late: its page shows errors
+                    # Opened late: its page shows errors.
+                    opened = cache(partial(LiveRun, folder, self._beside))
                     self._live_views[job] = LiveView(
                         lambda before: build_run_view(opened(), before, back=True)
                     )

@@ -197,7 +197,7 @@ class CriticCheck:
             if all(map(math.isfinite, each))
         ]
         everywhere = [state for of_rank in context.ranks.all_gather(here) for state in of_rank]
-        context.tracker.lines(Branches.log, "ppo", step, [each._asdict() for each in everywhere])
+        context.tracker.append(Branches.log, "ppo", step, [each._asdict() for each in everywhere])
         metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(everywhere).items()}
         return metrics | {"time/critic_check_seconds": time.monotonic() - started}
 

@@ -1,4 +1,4 @@
-"""Clip-Cov: drop a few of the tokens that reduce the policy's entropy most from the losses.
+"""Clip-Cov: leave out of the losses a few tokens that would reduce the entropy most.
 
 https://arxiv.org/abs/2505.22617. It costs nothing. Use it if the entropy falls early in training
 and the score then stops rising. Do not use it if the policy should become certain.
@@ -34,7 +34,7 @@ class ClipCovKeys(MethodKeys):
 
 
 class ClipCov(Method):
-    """Drop a few of the tokens that reduce the policy's entropy most from the losses."""
+    """Leave out of the losses a few tokens that would reduce the policy's entropy most."""
 
     name = "clip_cov"
     keys = {"ppo": ClipCovKeys}

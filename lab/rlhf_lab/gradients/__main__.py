@@ -67,10 +67,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
-    """Return the method of a configuration, with the user's own code.
+    """Return the estimator of the gradient for ``config``; ``own`` replaces parts of it.
 
     Raises:
-        ConfigError: if the configuration has no PPO, or an object cannot replace a part of it.
+        ConfigError: if there is no PPO, an option cannot be examined (an environment, GDPO,
+            Clip-Cov), or an object of ``own`` is neither a hook of PPO nor a surrogate.
     """
     if Phase.ppo not in config.phase.order:
         raise ConfigError("phase.order has no ppo: only PPO's gradient is examined; use phase=ppo")

@@ -81,14 +81,14 @@ def enumerate_groups(answer_logs_QA: Tensor, size: int) -> WeightedRows:
 
     Groups that differ only in their order are one group. All prompts are equally likely.
     """
-    prompts, answers = answer_logs_QA.shape
-    groups_GK = torch.tensor(list(combinations_with_replacement(range(answers), size)))
-    counts_GA = torch.nn.functional.one_hot(groups_GK, answers).sum(dim=1).double()
+    num_prompts, num_answers = answer_logs_QA.shape
+    groups_GK = torch.tensor(list(combinations_with_replacement(range(num_answers), size)))
+    counts_GA = torch.nn.functional.one_hot(groups_GK, num_answers).sum(dim=1).double()
     orders_G = math.lgamma(size + 1) - torch.lgamma(counts_GA + 1).sum(dim=1)
     weights_QG = (orders_G + answer_logs_QA[:, groups_GK].sum(dim=2)).exp() * len(groups_GK)
     return WeightedRows(
-        torch.arange(prompts).repeat_interleave(groups_GK.numel()),
-        groups_GK.flatten().repeat(prompts),
+        torch.arange(num_prompts).repeat_interleave(groups_GK.numel()),
+        groups_GK.flatten().repeat(num_prompts),
         weights_QG.flatten().repeat_interleave(size),
     )
 

@@ -69,9 +69,7 @@ def check_checkpoint(config: RunConfig) -> None:
         ),
         **{
             f"checkpoint.{key}={str(value).lower()}: no metric says what is best; add "
-            "checkpoint.best=ppo/eval_score, or that of another phase": (
-                best is None and bool(value)
-            )
+            "checkpoint.best=ppo/eval_score, or that of another phase": best is None and bool(value)
             for key in ("load_best", "patience")
             for value in [getattr(checkpoint, key)]
         },

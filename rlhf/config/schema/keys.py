@@ -216,12 +216,9 @@ def format_value(value: Any, *, keeps_unset: bool = False) -> str:
         return "null"
     format_each = partial(format_value, keeps_unset=keeps_unset)
     if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if keeps_unset or not _is_unset(v)}
+        unset = [k for k, v in value.items() if v is None or v is False or v == []]  # not 0
+        kept = {k: v for k, v in value.items() if keeps_unset or k not in unset}
         return f"{{{', '.join(f'{key}: {format_each(each)}' for key, each in kept.items())}}}"
     if isinstance(value, list):
         return f"[{','.join(map(format_each, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_unset(value: object) -> bool:
-    return value is None or value is False or value == []  # 0 is a value

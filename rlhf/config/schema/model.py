@@ -170,9 +170,8 @@ def check_sequence_lengths(
         name, wanted = longest if phase is Phase.ppo else own
         for group, model in starting_models(config, phase):
             is_random = model.init is ModelInit.random
-            fields = (
-                fields_of(group, model) if fields_of else model.architecture if is_random else {}
-            )
+            built = model.architecture if is_random else {}
+            fields = fields_of(group, model) if fields_of else built
             limit = fields.get("max_position_embeddings", fields.get("n_positions", math.inf))
             if not isinstance(limit, int | float):
                 raise ConfigError(

@@ -41,17 +41,14 @@ LossAggregation = StrEnum("LossAggregation", "token_mean sequence_mean fixed_len
 SurrogateName = StrEnum("SurrogateName", "clip gspo cispo dppo_tv dppo_kl")
 """Losses of the actor (docs/algorithms.md)."""
 
-
 # Estimators that compare the responses to one prompt.
 COMPARING = (AdvantageEstimator.rloo, AdvantageEstimator.grpo, AdvantageEstimator.dr_grpo)
-
 
 MASKED = Unread(
     ("missing_end_mask", "advantage_estimator"),
     lambda masks, estimator: masks and estimator not in COMPARING,
     "use {key}=false",
 )
-
 
 CLIP = LossLimit(math.inf, "tokens that have moved far are left out")
 SCORED = Unread(("missing_end_score",), lambda score: score is not None, "use {key}=null")

@@ -24,7 +24,6 @@ from rlhf.config.schema.keys import (
 if TYPE_CHECKING:
     from rlhf.options import RolloutConfig
 
-
 MEASURES = needs("backend", "fast", "vllm_server")
 REUSE_DEPENDS = needs("reuse_logprobs", "auto")
 NO_DROPOUT = Unread(("ppo.actor_dropout",), bool, "use {key}=0")

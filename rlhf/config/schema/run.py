@@ -49,27 +49,13 @@ class PhaseConfig:
     """Phases to run: some of sft, reward, ppo, dpo, in this order, each once; not ppo with dpo."""
 
 
-class AlarmName(StrEnum):
-    """Alarms during training (docs/troubleshooting.md)."""
-
-    not_finite = "not_finite"
-    reference_mismatch = "reference_mismatch"
-    rollout_mismatch = "rollout_mismatch"
-    no_change = "no_change"
-    kl_runaway = "kl_runaway"
-    few_samples = "few_samples"
-    clipping = "clipping"
-    entropy_collapse = "entropy_collapse"
-    length = "length"
-    few_end = "few_end"
-    duplicates = "duplicates"
-    critic_useless = "critic_useless"
-    score_against_gold = "score_against_gold"
-    fallbacks = "fallbacks"
-    equal_scores = "equal_scores"
-    equal_groups = "equal_groups"
-    blind_updates = "blind_updates"
-
+AlarmName = StrEnum(
+    "AlarmName",
+    "not_finite reference_mismatch rollout_mismatch no_change kl_runaway few_samples clipping "
+    "entropy_collapse length few_end duplicates critic_useless score_against_gold fallbacks "
+    "equal_scores equal_groups blind_updates",
+)
+"""Alarms during training (docs/troubleshooting.md)."""
 
 IN_BOTH = Unread(
     ("alarms.stop", "alarms.mute"), lambda stop, mute: bool({*stop} & {*mute}), "name each once"
@@ -158,9 +144,8 @@ class RunKeys:
     """Recipe in conf/experiment; null: none."""
     plan: PlanMode = key(affects=NO_PHASE)
     """check: refuse runs that cannot fit; only: print memory, time, cost and stop; off: no plan."""
-    phase: PhaseConfig = key(
-        affects=NO_PHASE, at_resume=AtResume.fixed
-    )  # phase.order changes a phase only through the phases before it
+    # phase.order changes a phase only through the phases before it
+    phase: PhaseConfig = key(affects=NO_PHASE, at_resume=AtResume.fixed)
     checkpoint: CheckpointConfig = key(affects=NO_PHASE)
     alarms: AlarmsConfig = key(affects=NO_PHASE)
     model: ModelConfig = key(affects=EVERY_PHASE, is_inherited=True)

@@ -33,7 +33,6 @@ from rlhf.config.schema.keys import (
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
-
 FALLING = needs("lr_schedule", "linear", "cosine", "inverse_sqrt")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlhf.base.types import copy_to_device
 from rlhf.kernels.torch_adamw import AdamwScalars, SplitState
 
-PART = 2**16  # weights per program: more shorten the table, fewer use more of the GPU
+CHUNK = 2**16  # weights per program: more shorten the table, fewer use more of the GPU
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
 WIDE = 16  # bytes of the widest load instruction
@@ -28,11 +28,11 @@ class ParameterTable:
     """
 
     def __init__(
-        self, kernels: ModuleType, sizes: Sequence[int], device: torch.device, *, part: int = PART
+        self, kernels: ModuleType, sizes: Sequence[int], device: torch.device, *, chunk: int = CHUNK
     ) -> None:
         self._kernels = kernels
         self._device = device
-        self._parts = copy_to_device(build_chunk_table(sizes, part), device)
+        self._parts = copy_to_device(build_chunk_table(sizes, chunk), device)
 
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of bf16 gradients as an fp64 scalar; None counts as 0."""
@@ -82,12 +82,12 @@ class ParameterTable:
         kernel(addresses, self._parts, *arguments, **constants, BLOCK=BLOCK, **EXACT)
 
 
-def build_chunk_table(sizes: Sequence[int], part: int) -> Tensor:
-    """Return a table (chunks, 3): tensor index, start and end of chunks of ``part`` elements."""
+def build_chunk_table(sizes: Sequence[int], chunk: int) -> Tensor:
+    """Return a table (chunks, 3): tensor index, start and end of chunks of ``chunk`` elements."""
     rows = []
     for tensor, size in enumerate(sizes):
-        start = torch.arange(0, size, part)
-        rows.append(torch.stack([torch.full_like(start, tensor), start, start + part], dim=1))
+        start = torch.arange(0, size, chunk)
+        rows.append(torch.stack([torch.full_like(start, tensor), start, start + chunk], dim=1))
         rows[-1][-1:, 2] = size
     return torch.cat(rows)
 

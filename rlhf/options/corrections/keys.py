@@ -43,9 +43,7 @@ class CorrectionKeys:
     rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED], limit=CAP)
     """Largest weight of rollout_correction."""
     rollout_correction_floor: float = key(
-        FROM_0_BELOW_1,
-        unread=[CORRECTED, needs("rollout_correction_mode", "mask")],
-        limit=FLOOR,
+        FROM_0_BELOW_1, unread=[CORRECTED, needs("rollout_correction_mode", "mask")], limit=FLOOR
     )
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
     rollout_correction_lr: bool = key(unread=[CORRECTED])

@@ -1,8 +1,8 @@
-"""Responses that are episodes: the environments that answer, measures, and texts for samples.
+"""Responses that are episodes: connect them to environments, measure them, and show their texts.
 
-Environments read texts, and the policy reads tokens: a turn is decoded once, for the environment,
-and an observation is encoded once, for the policy. The text of a turn is never encoded, as that
-could give other tokens than the policy sampled.
+Environments read text, and the policy reads tokens: each turn is decoded once, for the environment,
+and each observation is encoded once, for the policy. The text of a turn is never encoded again, as
+that could give tokens that differ from those that the policy sampled.
 """
 
 from __future__ import annotations

@@ -94,10 +94,7 @@ class Rubric(BaseModel, extra="forbid"):
         content = Template(self.template).substitute(
             prompt=prompt, responses="\n".join(shown), criteria="\n".join(asked)
         )
-        return [
-            {"role": "system", "content": self.preamble},
-            {"role": "user", "content": content},
-        ]
+        return [{"role": "system", "content": self.preamble}, {"role": "user", "content": content}]
 
     def read_verdict(self, answer: str, *, compares: bool) -> dict[str, float]:
         """Return the score of each criterion, from 0 to 1, in an answer; of response A if compared.

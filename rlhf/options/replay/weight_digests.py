@@ -27,7 +27,7 @@ def observe_step(
 ) -> None:
     """Log digests of the weights every ``checkpoint.digest_every`` steps, and after the last."""
     if is_last or step % context.config.checkpoint.digest_every == 0:
-        context.tracker.lines(LOG, phase, step, [{"weights": sum_digests(engines, context.ranks)}])
+        context.tracker.append(LOG, phase, step, [{"weights": sum_digests(engines, context.ranks)}])
 
 
 def sum_digests(engines: Mapping[str, StatefulWithTensors], ranks: Ranks) -> dict[str, str]:

@@ -38,7 +38,7 @@ class RolloutLogHook(PpoHook):
         if step % self.config.ppo.log_rollouts_every == 0:
             own = list(_response_lines(rollout, self.config.rewards, context.tokenizer))
             lines = [line for of_rank in context.ranks.all_gather(own) for line in of_rank]
-            context.tracker.lines(LOG, "ppo", step, lines)
+            context.tracker.append(LOG, "ppo", step, lines)
         return rollout, {}
 
 

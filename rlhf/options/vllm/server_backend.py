@@ -266,19 +266,19 @@ class NcclGroup:
             "shapes": [list(each.shape) for each in tensors.values()],
         }
         update = {"update_info": info}
-        received = call_in_background(self._client.request, "POST", "/update_weights", update)
+        pending = call_in_background(self._client.request, "POST", "/update_weights", update)
         try:
             for tensor in tensors.values():
                 cuda.nccl.broadcast([tensor], comms=[self._group])
-                self._wait(received)
-            received.result()
+                self._wait(pending)
+            pending.result()
         except (RolloutError, RuntimeError) as error:
             raise self._client.build_error(
                 f"it did not receive all weights ({error}); see its log, start it again, and "
                 "continue the run with resume=RUN_DIR"
             ) from error
 
-    def _wait(self, received: Future[Any]) -> None:
+    def _wait(self, pending: Future[Any]) -> None:
         """Wait until the GPU has sent its tensors, or raise the error of the server.
 
         The host must not wait in CUDA: a broadcast to a worker that has ended never returns.
@@ -286,8 +286,8 @@ class NcclGroup:
         sent = cuda.Event()
         sent.record()
         while not sent.query():
-            if received.done():
-                received.result()
+            if pending.done():
+                pending.result()
             time.sleep(POLL_SECONDS)
 
 

@@ -26,7 +26,6 @@ from rlhf.run.results import write_json
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 # The measures whose mean gains are reported, and their names in result.json.
 GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
 
@@ -35,11 +34,7 @@ class PpoEvaluation:
     """An evaluator of the policy, which uses the same held-out prompts at every step."""
 
     def __init__(
-        self,
-        context: RunContext,
-        engine: RLHFEngine,
-        examples: Dataset,
-        hooks: Sequence[PpoHook],
+        self, context: RunContext, engine: RLHFEngine, examples: Dataset, hooks: Sequence[PpoHook]
     ) -> None:
         self._context = context
         self._engine = engine
@@ -78,18 +73,12 @@ class PpoEvaluation:
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        gains = {
-            name: mean_with_interval(
-                [b - a for a, b in zip(before[name], after[name], strict=True)]
-            )
-            for name in (*GAINS, *judges)
-            if name in before
-        }
-        found = {
-            name: [gain.low, gain.high]
-            for name, gain in gains.items()
-            if math.isfinite(gain.half)  # False for a single prompt, or if a score is not finite
-        }
+        found = {}
+        for name in (each for each in (*GAINS, *judges) if each in before):
+            pairs = zip(before[name], after[name], strict=True)
+            gain = mean_with_interval([b - a for a, b in pairs])
+            if math.isfinite(gain.half):  # False for a single prompt, or if a score is not finite
+                found[name] = [gain.low, gain.high]
         result: dict[str, Any] = {
             f"{title}_gain_ci": found[name] for name, title in GAINS.items() if name in found
         }
@@ -139,6 +128,5 @@ def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[Acto
         with variant.swap_in():
             save_trained_model(context, actor, place, source=source, what=variant.what)
     what = "PPO's critic: one label, read at every position."
-    critic = engine.build_critic_export()
-    if critic is not None:
+    if (critic := engine.build_critic_export()) is not None:
         save_export(context, critic, folder / "critic", what=what, answers=False)

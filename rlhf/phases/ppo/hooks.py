@@ -94,9 +94,7 @@ class PpoHook(Part):
         return {}
 
     def prepare_rollout(
-        self,
-        trainer: PPOTrainer,
-        rollout: Rollout,
+        self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
         """Return the rollout to train on, and metrics to log with the step."""
         return rollout, {}

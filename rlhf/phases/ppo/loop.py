@@ -2,7 +2,11 @@
 
 ``run_ppo`` is the phase. ``PPOTrainer`` holds one PPO step in six numbered parts, as in
 https://arxiv.org/abs/1707.06347 and https://arxiv.org/abs/2203.02155: 1 sample, 2 score,
-3 rewards and advantages, 4 clipped updates, 5 KL controller, 6 log.
+3 rewards and advantages, 4 clipped updates, 5 KL controller, 6 log. Parts 1 and 2 make a
+``Rollout`` (rlhf/base/types.py): for each response its tokens, the log-probs of the policy and the
+reference, the critic's values, and one score; rlhf/phases/shared/scoring.py computes all but the
+tokens, in micro-batches. Statistics over all ranks are ``Moments``: sums of values, of squares and
+of counts, which add up exactly however the rows are divided.
 
 What differs from the papers by default, and why: the log-probs that sampling returned replace a
 forward pass, as long as training measures nearly the same (rollout.max_logprob_mismatch);
@@ -133,8 +137,7 @@ class PPOTrainer:
         self.steps_done = 0
         self.updates_done = 0
         self.target_maker = TargetMaker(config, engine.ranks, engine.config.rewards, self.hooks)
-        actor = engine.actor.module
-        self._reuse = LogprobReuse(engine.config.rollout, config, self.hooks, actor)
+        self._reuse = LogprobReuse(engine.config.rollout, config, self.hooks, engine.actor.module)
         self._score_average: float | None = None
 
     def generate_experience(self, prompts: PromptBatch) -> Rollout:

@@ -87,11 +87,8 @@ def shard_prompt_batch(
     ranks.
     """
     rows = [row for row in range(len(prompts.ids)) for _ in range(config.ppo.responses_per_prompt)]
-    draws_BT = torch.rand(
-        len(rows),
-        config.max_policy_tokens,
-        generator=random_stream(config.seed, "sampling", step),
-    )
+    generator = random_stream(config.seed, "sampling", step)
+    draws_BT = torch.rand(len(rows), config.max_policy_tokens, generator=generator)
     mine = ranks.own_rows(rows)
     batch = collate_prompts(
         [prompts.ids[row] for row in mine],

@@ -234,8 +234,7 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
         from rlhf.options.environments.responses import episode_token_rewards
 
         own_rewards = episode_token_rewards
-    judge, run_dir = GoldJudge(), config.run_dir
-    return RewardMix(config.rewards, tokenizer, judge, say, own_rewards, run_dir)
+    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, own_rewards, config.run_dir)
 
 
 def try_reward_parts(context: RunContext) -> None:

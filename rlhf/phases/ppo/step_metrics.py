@@ -56,6 +56,7 @@ def rollout_metrics(
     """Return metrics of a rollout of B responses of T tokens, before any update."""
     keep_BT = rollout.responses.keep_BT
     kl_BT = estimate_kl(rollout.logprobs_BT, rollout.reference_logprobs_BT, estimator="k1")
+    same_B = same_response_mask(rollout.prompts, rollout.responses)
     metrics: Metrics = {
         "ppo/score": Moments.of(rollout.scores_B),
         "ppo/clipped_score": Moments.of(targets.clipped_scores_GR),
@@ -69,9 +70,7 @@ def rollout_metrics(
         "ppo/kl_per_token": Mean.of(kl_BT, keep_BT),
         "ppo/response_tokens": Mean.of(keep_BT.sum(dim=1)),
         "ppo/ended_share": Mean.of(rollout.responses.ended_B.float()),
-        "ppo/same_response_share": Mean.of(
-            same_response_mask(rollout.prompts, rollout.responses).float()
-        ),
+        "ppo/same_response_share": Mean.of(same_B.float()),
     }
     if targets.clipped_scores_GR.shape[1] > 1:
         equal_G = equal_scores_mask(targets.clipped_scores_GR)
@@ -83,9 +82,8 @@ def rollout_metrics(
         metrics["ppo/values_max"] = Maximum.of(rollout.values_BT, keep_BT)
         metrics["value_errors"] = Moments.of(errors_BT, keep_BT)
     if rollout.parts is not None:
-        for name, scores_B in zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True):
-            metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
-        for name, scores_B in rollout.parts.criteria.items():
+        parts = zip(part_names, rollout.parts.scores_BK.unbind(1), strict=True)
+        for name, scores_B in (*parts, *rollout.parts.criteria.items()):
             metrics[f"ppo/parts/{name}"] = Mean.of(scores_B)
         metrics["ppo/fallback_share"] = Mean.of(rollout.parts.failed_BK.any(dim=1).float())
     metrics |= {f"ppo/{name}": Mean.of(each) for name, each in rollout.measures.items()}
@@ -240,12 +238,7 @@ class StepSpeed:
         return found
 
     def _flops_per_stage(
-        self,
-        tokens: list[int],
-        kept: list[int],
-        *,
-        with_policy: bool,
-        trained: Collection[Role],
+        self, tokens: list[int], kept: list[int], *, with_policy: bool, trained: Collection[Role]
     ) -> PerStage:
         """Return each stage's FLOPs; sequence i has tokens[i] tokens, kept[i] in the response.
 

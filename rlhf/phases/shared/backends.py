@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlhf.base.ranks import Ranks
@@ -120,8 +121,10 @@ class RolloutBackends:
 
         All backends sample at most ``rows`` responses at once.
         """
-        self._config, self._tokenizer, self._dtype, self._ranks = config, tokenizer, dtype, ranks
-        self._rows, self._kept = rows, KeptDecoder()
+        self._tokenizer, self._ranks, self._kept = tokenizer, ranks, KeptDecoder()
+        self._build = partial(
+            build_rollout_backend, config, tokenizer, dtype=dtype, ranks=ranks, rows=rows
+        )
         choose_kernels(config.hardware.kernels)
         self._partner: EnvironmentPartner | None = None
         if config.environment.is_used:
@@ -133,16 +136,8 @@ class RolloutBackends:
         self, *, temperature: float, greedy: bool = False, keeps_graphs: bool = False
     ) -> RolloutBackend:
         """Build a backend with ``build_rollout_backend``, and let the partner wrap it."""
-        backend = build_rollout_backend(
-            self._config,
-            self._tokenizer,
-            temperature=temperature,
-            dtype=self._dtype,
-            ranks=self._ranks,
-            rows=self._rows,
-            greedy=greedy,
-            kept=self._kept if keeps_graphs else None,
-        )
+        kept = self._kept if keeps_graphs else None
+        backend = self._build(temperature=temperature, greedy=greedy, kept=kept)
         if self._partner is None:
             return backend
         return self._partner.wrap_backend(backend, self._tokenizer, self._ranks)

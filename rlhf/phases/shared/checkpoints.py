@@ -32,16 +32,6 @@ from rlhf.run.phase_state import (
 )
 from rlhf.run.trackers import StoppedByAlarmError
 
-NO_CHECKPOINTS = (
-    "{}: no checkpoints inside the phase, since zero.nvme_path keeps the optimizer on a drive; "
-    "a stopped run repeats the phase"
-)
-
-NO_UPDATES = (
-    "{}: no optimizer step could be taken in {} steps in a row up to step {}, since gradients were "
-    "not finite. Start again with a lower learning rate, or hardware.dtype=fp32; "
-)
-
 
 class Checkpoints:
     """A loop over the steps of one phase, which writes checkpoints and resumes from the last one.
@@ -74,7 +64,10 @@ class Checkpoints:
         self.results: dict[str, Any] = {}
         self._can_write = context.config.zero.nvme_path is None
         if not self._can_write:
-            context.console.say(NO_CHECKPOINTS.format(phase))
+            context.console.say(
+                f"{phase}: no checkpoints inside the phase, since zero.nvme_path keeps the "
+                "optimizer on a drive; a stopped run repeats the phase"
+            )
         if (resumed := context.resumes.get(phase)) is not None:
             try:
                 self._resume_from(resumed)
@@ -175,8 +168,9 @@ class Checkpoints:
         self._skipped = self._skipped + 1 if is_skipped else 0
         if self._skipped == self._config.most_skipped:
             raise RlhfError(
-                NO_UPDATES.format(self.phase, self._skipped, self.step + 1)
-                + _export_advice(self._dir)
+                f"{self.phase}: no optimizer step could be taken in {self._skipped} steps in a row "
+                f"up to step {self.step + 1}, since gradients were not finite. Start again with a "
+                f"lower learning rate, or hardware.dtype=fp32; {_export_advice(self._dir)}"
             )
 
     def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:

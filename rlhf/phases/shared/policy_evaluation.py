@@ -38,7 +38,6 @@ from rlhf.run.tracker import Sample, Token
 if TYPE_CHECKING:
     from datasets import Dataset
 
-
 SAMPLES = 8  # held-out prompts whose answers are written to samples.jsonl
 
 
@@ -148,10 +147,9 @@ def measure_answers(context: RunContext, rollout: Rollout) -> dict[str, Tensor]:
         values |= measure_responses(responses)
     values |= _gold_ratings(context, rollout.prompts, responses)
     if rollout.parts is not None:
-        scores_KB = rollout.parts.scores_BK.unbind(1)
-        parts = dict(zip(context.config.rewards, scores_KB, strict=True))
-        parts |= rollout.parts.criteria
-        values |= {f"parts/{name}": each for name, each in parts.items()}
+        parts = zip(context.config.rewards, rollout.parts.scores_BK.unbind(1), strict=True)
+        named = (*parts, *rollout.parts.criteria.items())
+        values |= {f"parts/{name}": each for name, each in named}
     return values
 
 
@@ -253,8 +251,7 @@ def answer_prompts(
     Another ``sample`` draws other random numbers; the evaluations of the phases use sample 0.
     """
     backend = policy.greedy if greedy else policy.sampling
-    of_prompts = {"num_prompts": num_prompts, "sample": sample}
-    batches = _prompt_batches(context, policy, held_out, **of_prompts)
+    batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts, sample=sample)
     micro = policy.micro
     for prompts, responses, batch in _answers(context, policy.actor, backend, batches):
         with computing_as_saved(context.config, policy.actor):
@@ -272,13 +269,13 @@ def _answers(
 
     At once, a server gets the weights once, and no row of a decoder waits for a micro-batch's end.
     """
-    micro_batches = list(batches)
-    prompts = join_rows([each for each, _ in micro_batches], pad_id=context.tokenizer.pad_token_id)
+    pairs = list(batches)
+    prompts = join_rows([each for each, _ in pairs], pad_id=context.tokenizer.pad_token_id)
     responses, first = backend.generate(actor, prompts), 0
-    for micro_batch, batch in micro_batches:
+    for micro_batch, eval_rows in pairs:
         context.heartbeat.beat()
-        rows = list(range(first, first := first + len(batch.rows)))
-        yield micro_batch, take_responses(responses, rows, context.ranks.device), batch
+        rows = list(range(first, first := first + len(eval_rows.rows)))
+        yield micro_batch, take_responses(responses, rows, context.ranks.device), eval_rows
 
 
 def _prompt_batches(

@@ -7,11 +7,7 @@ from collections.abc import Iterable
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.pair_numbers import read_pair_groups
-from rlhf.data.phase_needs import (
-    PhaseExamples,
-    describe_phase_examples,
-    require_examples,
-)
+from rlhf.data.phase_needs import PhaseExamples, describe_phase_examples, require_examples
 from rlhf.data.splits import phase_of_dpo_prompts
 from rlhf.engine.deepspeed_engine import require_quantizer
 from rlhf.options import Backend

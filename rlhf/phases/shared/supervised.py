@@ -14,12 +14,7 @@ from rlhf.base.metrics import Metrics, merge_metrics
 from rlhf.base.random_streams import seed_dropout
 from rlhf.base.types import Engine, Model, PreferenceBatch
 from rlhf.config.schema.supervised import DpoConfig, SftConfig
-from rlhf.data.collate import (
-    EvalRows,
-    assign_rows_to_ranks,
-    collate_pairs,
-    eval_batches,
-)
+from rlhf.data.collate import EvalRows, assign_rows_to_ranks, collate_pairs, eval_batches
 from rlhf.options import RewardConfig
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext
@@ -159,9 +154,9 @@ def held_out_values(
     limit: int,
     micro: int,
 ) -> Tensor:
-    """Return the number of each of the first ``limit`` held-out examples, on every rank.
+    """Return a value of each of the first ``limit`` held-out examples, on every rank.
 
-    ``measure_rows`` returns the numbers (B,) of ``micro`` rows. The result (N,) is in fp64.
+    ``measure_rows`` returns the values (B,) of up to ``micro`` rows. The result (N,) is in fp64.
     """
     values_N = torch.zeros(
         min(len(examples), limit), dtype=torch.float64, device=context.ranks.device
@@ -178,11 +173,7 @@ def _held_out_batches(
     """Yield this rank's rows of the first ``limit`` examples while ``model`` is evaluating."""
     total = min(len(examples), limit)
     with model.evaluating():
-        for each in eval_batches(
-            total,
-            batch_size=micro,
-            ranks=context.ranks,
-            lengths=examples[:total]["length"],
-        ):
+        lengths = examples[:total]["length"]
+        for each in eval_batches(total, batch_size=micro, ranks=context.ranks, lengths=lengths):
             beat()
             yield each
