@@ -142,9 +142,7 @@ def check_look(command: str) -> None:
 
 def check(command: str, folder: Path, compose: Compose) -> None:
     """Execute ``command`` in the way of its kind; a command of an unknown kind fails."""
-    if command in OF_AGENTS:
-        return
-    if command in RUN_ELSEWHERE:
+    if command in OF_AGENTS or command in RUN_ELSEWHERE:
         return
     if command.startswith("make "):
         check_make(command)
