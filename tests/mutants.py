@@ -156,9 +156,11 @@ def _run_in_fork(tests: list[str], marked: str, tree: Path, library: CDLL | None
     """Run the tests of ``tree``, and end this process with pytest's exit code."""
     os.setsid()  # what the tests start ends with them
     os.chdir(tree)
-    os.environ["PYTHONPATH"] = str(tree)
-    sys.path[:] = [str(tree), *(place for place in sys.path if place not in ("", str(ROOT)))]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("rlhf", "tests")]:
+    places, others = [str(tree), str(tree / "lab")], ("", str(ROOT), str(ROOT / "lab"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(places)
+    sys.path[:] = [*places, *(place for place in sys.path if place not in others)]
+    own = ("rlhf", "rlhf_lab", "tests")
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
     import_module("tests.pretend_cuda.gpu").load = lambda: library  # it is, and torch has found it
     with (tree / OUTPUT).open("w") as output:
