@@ -143,6 +143,8 @@ class Machine:
     nvme_of_node: float
     price_per_hour: float | None
     """US dollars per hour for all nodes."""
+    training_share: float | None = None
+    """Share of ``operations`` that training reaches, if it is known for this machine."""
     call_seconds: float = 0.0
     """Seconds of the host for one torch operation, however small."""
     is_estimated: bool = False
@@ -196,6 +198,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
         host_link=hardware.host_bandwidth_gb * GB,
         nvme_of_node=hardware.nvme_bandwidth_gb * GB,
         price_per_hour=None if price is None else price * hardware.nodes,
+        training_share=hardware.training_share,
         call_seconds=call_seconds,
         is_estimated=is_estimated,
     )

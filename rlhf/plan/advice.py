@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import num_ranks
-from rlhf.config.choices import Device, Dtype, Phase
+from rlhf.config.choices import AdvantageEstimator, Device, Dtype, Phase
 from rlhf.config.effects import source_run_determines
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
@@ -26,23 +27,24 @@ if TYPE_CHECKING:
     from rlhf.plan.plan import Plan
     from rlhf.plan.savings import Saving
 
-CHECKPOINTING = "model.gradient_checkpointing=true"
 MOST_NODES = 128  # largest hardware.nodes that is proposed
 
 Change = tuple[str, RunConfig]  # overrides as text, and the resulting configuration
 Planner = Callable[[RunConfig], "Plan"]
 
 
-def find_fitting_overrides(asked: RunConfig, planner: Planner) -> list[str]:
+def find_fitting_overrides(
+    asked: RunConfig, planner: Planner, fits: Callable[[Plan], bool] = attrgetter("fits")
+) -> list[str]:
     """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
 
     ``planner`` returns the plan of a configuration. The list has single changes, the smallest
     change first. Changes are combined only if no single change makes the run fit.
     """
-    single = _describe_fitting_changes(_single_changes(asked), planner)
-    nodes = _describe_fitting_changes(_doubled_nodes(asked), planner)
+    single = _describe_fitting_changes(_single_changes(asked), planner, fits)
+    nodes = _describe_fitting_changes(_doubled_nodes(asked), planner, fits)
     found = [*single, *islice(nodes, 1)]
-    return found or [*_describe_fitting_changes(_combined_changes(asked), planner)]
+    return found or [*_describe_fitting_changes(_combined_changes(asked), planner, fits)]
 
 
 def _single_changes(config: RunConfig) -> Iterator[Change]:
@@ -59,8 +61,9 @@ def _single_changes(config: RunConfig) -> Iterator[Change]:
     for saving in savings:
         if saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
-    if config.model.gradient_checkpointing is not True:
-        yield f"{prefix}{CHECKPOINTING}", _enable_gradient_checkpointing(auto)
+    for group in _groups_without_checkpointing(config):
+        words, changed = _enable_checkpointing(auto, [group])
+        yield f"{prefix}{words}", changed
     for saving in savings:
         if not saving.is_exact:
             yield f"{prefix}{saving.words}", saving.config
@@ -77,19 +80,21 @@ def _doubled_nodes(config: RunConfig) -> Iterator[Change]:
 
 
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto with gradient checkpointing and one option that alters training."""
-    auto = _enable_gradient_checkpointing(_set_zero_auto(config)[0])
-    for saving in _options_savings(auto):
+    """Yield zero=auto with gradient checkpointing, then with an option that alters training too."""
+    groups = _groups_without_checkpointing(config)
+    words, changed = _enable_checkpointing(_set_zero_auto(config)[0], groups)
+    yield f"zero=auto {words}".strip(), changed
+    for saving in _options_savings(changed):
         if not saving.is_exact:
-            yield f"zero=auto {CHECKPOINTING} {saving.words}", saving.config
+            yield f"zero=auto {words} {saving.words}".replace("  ", " "), saving.config
 
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:
     """Yield the changes with which options, also those that are off, need less memory."""
-    from rlhf.options.ahead.overlap_plan import propose_sampling_in_turn
+    from rlhf.options.ahead.overlap_plan import propose_smaller_sampling
     from rlhf.options.lora.costs import propose_adapters
 
-    yield from propose_sampling_in_turn(config)
+    yield from propose_smaller_sampling(config)
     yield from propose_adapters(config)
 
 
@@ -99,23 +104,48 @@ def _set_zero_auto(config: RunConfig) -> tuple[RunConfig, str]:
     return auto, "" if config.zero.auto else "zero=auto "
 
 
-def _enable_gradient_checkpointing(config: RunConfig) -> RunConfig:
-    return replace(config, model=replace(config.model, gradient_checkpointing=True))
+def _groups_without_checkpointing(config: RunConfig) -> list[str]:
+    """Return the groups whose trained models keep activations that could be recomputed."""
+    order, ppo = config.phase.order, config.ppo
+    has_critic = ppo.advantage_estimator is AdvantageEstimator.gae and not ppo.shared_trunk
+    trains = {
+        "model": order != [Phase.reward],
+        "reward_model": Phase.reward in order or (Phase.ppo in order and has_critic),
+    }
+    groups = [group for group, is_trained in trains.items() if is_trained]
+    return [group for group in groups if getattr(config, group).gradient_checkpointing is not True]
 
 
-def _describe_fitting_changes(changes: Iterable[Change], planner: Planner) -> Iterator[str]:
-    """Yield the words, ZeRO setting and GiB per rank of the changes with which the run fits."""
+def _enable_checkpointing(config: RunConfig, groups: Sequence[str]) -> Change:
+    changed = {
+        group: replace(getattr(config, group), gradient_checkpointing=True) for group in groups
+    }
+    words = " ".join(f"{group}.gradient_checkpointing=true" for group in groups)
+    return words, replace(config, **changed)
+
+
+def _describe_fitting_changes(
+    changes: Iterable[Change], planner: Planner, fits: Callable[[Plan], bool]
+) -> Iterator[str]:
+    """Yield the words, ZeRO setting and GiB per rank of the changes whose plan ``fits``.
+
+    Of several values of the same keys, the first that fits is described.
+    """
+    described: list[list[str]] = []
     for words, config in changes:
         keys = [word.partition("=")[0] for word in words.split()]
+        if keys in described:
+            continue
         if config.from_run is not None and any(map(source_run_determines, keys)):
             continue  # the run would refuse these words
         try:
             plan = planner(config)
-            if not plan.fits:
+            if not fits(plan):
                 continue
             validate(plan.config)
         except ConfigError:
             continue
+        described.append(keys)
         yield f"{words} ({plan.zero_text}, {plan.peak_bytes / GIB:.1f} GiB)"
 
 

@@ -25,7 +25,7 @@ from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import BUILDING, PhasePlan, choose_phase_plan
 
-KEEPS_BELOW = 0.9  # keep CUDA graphs below this share of memory: plans may be 10 % off
+KEEPS_BELOW = 0.93  # share of the memory limit up to which CUDA graphs are kept
 HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), as a multiple of the fast rollout's
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
@@ -131,7 +131,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
     """Return candidate numbers of responses to decode at once; generate() decodes all at once."""
     share, settings = rollout.per_rank, scene.config.rollout
-    if settings.backend is Backend.hf:
+    if settings.backend in (Backend.hf, Backend.vllm_server):
         return [share]
     if settings.max_rows is not None:
         return [min(settings.max_rows, share)]
@@ -143,6 +143,10 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     """Plan the rollout of ``responses`` in one PPO step, of which ``rows`` are decoded at once."""
     config, at, actor = scene.config, scene.at, scene.models[0]
     settings, size = config.rollout, scene.at.bytes_per_weight(scene.models[0])
+    if settings.backend is Backend.vllm_server:
+        from rlhf.options.vllm.costs import plan_server_rollout
+
+        return plan_server_rollout(scene, build_sampling, config.ppo.rollout_batch_size)
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
     # An episode that waits for its environment has a KV cache beside that of its row.
@@ -287,7 +291,10 @@ def seconds_outside_ppo_steps(
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
     answering = 0.0
-    if prompts:
+    if config.rollout.backend is Backend.vllm_server:
+        share = min(load.held_out, config.ppo.eval_prompts) / config.ppo.rollout_batch_size
+        answering = share * sampling.step_seconds.get("generate", 0.0)
+    elif prompts:
         rows = min(sampling.rows or prompts, prompts)
         how = build_sampling(scene, responses=prompts, rows=rows, gathers=sampling.gathers)
         answering = time_model.sampling_seconds(scene.at, scene.models[0], how)

@@ -25,6 +25,7 @@ PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
 FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
 FRAGMENTED_GPU = 0.02  # share lost on a GPU, with expandable segments (rlhf/base/command.py)
+MOST_FILLED = 0.97  # share of the rest of a GPU that a plan may fill: estimates may be 6 % off
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
@@ -58,9 +59,15 @@ class PhaseMemory:
 
     @property
     def memory_limit(self) -> float:
-        """Return the bytes that one rank may use, which is its memory minus fragmentation."""
-        machine = self.at.machine
-        return machine.memory * (1 - (FRAGMENTED_GPU if machine.is_gpu else FRAGMENTED))
+        """Return the bytes that a plan may fill on one rank: less than what torch can use.
+
+        Plans with the Hybrid Engine are for DeepSpeed-Chat's recipes, which fill their GPUs.
+        """
+        machine, backend = self.at.machine, self.config.rollout.backend
+        if not machine.is_gpu:
+            return machine.memory * (1 - FRAGMENTED)
+        most = 1.0 if backend is Backend.hybrid_engine else MOST_FILLED
+        return machine.memory * (1 - FRAGMENTED_GPU) * most
 
     @property
     def offloaded_bytes(self) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlhf.plan.plan import Plan
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
-FILLED = 0.93  # share of a GPU that a plan should not exceed: estimates may be 6 % off
+FILLED = 0.93  # share of a GPU above which a plan is avoided, or warns: estimates may be 6 % off
 ROOM = 0.25  # a plan within FILLED is preferred even if it is 25 % slower
 SLACK = 0.05  # on a GPU, a plan that is up to 5 % slower counts as equally fast
 
@@ -97,6 +97,11 @@ def choose_phase_plan(plans: Sequence[PhasePlan], scene: PhaseMemory) -> PhasePl
     return min(fast, key=lambda plan: plan.peak_bytes)
 
 
+def leaves_room(plan: PhasePlan | Plan, machine: Machine) -> bool:
+    """Return True on a CPU, or if the plan fills at most 93 % of the GPU."""
+    return not machine.is_gpu or plan.peak_bytes <= machine.memory * FILLED
+
+
 T = TypeVar("T", "PhasePlan", "Plan")
 SECONDS: Callable[[PhasePlan | Plan], float] = attrgetter("seconds")
 
@@ -113,7 +118,7 @@ def select_fastest(
     if not machine.is_gpu:
         return [plan for plan in plans if seconds(plan) == fastest]
     worth = fastest * (1 + ROOM)
-    roomy = [each for each in plans if each.peak_bytes <= machine.memory * FILLED]
+    roomy = [each for each in plans if leaves_room(each, machine)]
     plans = [each for each in roomy if seconds(each) <= worth] or plans
     most = min(map(seconds, plans)) * (1 + SLACK)
     return [plan for plan in plans if seconds(plan) <= most]

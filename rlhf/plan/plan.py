@@ -9,6 +9,7 @@ import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from rlhf.base.cpu import Isa, usable_isa
@@ -23,10 +24,10 @@ from rlhf.config.validation import validate
 from rlhf.models.model_uses import ModelUse, UnknownModelError, costs_of_methods, models_in_phase
 from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
-from rlhf.plan.memory_model import MemorySetting
+from rlhf.plan.memory_model import SINGLE, MemorySetting
 from rlhf.plan.phase_costs import plan_phase
 from rlhf.plan.phase_memory import PhaseMemory
-from rlhf.plan.phase_plan import PhasePlan, select_fastest
+from rlhf.plan.phase_plan import PhasePlan, leaves_room, select_fastest
 from rlhf.plan.steps import Loads, assume_loads
 from rlhf.plan.time_model import CostModel, Efficiency
 
@@ -45,6 +46,7 @@ COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 ROUNDED = 0.001
 MANY_PASSES = 256  # micro-batches per step; the plan warns from this number on
 HOST_RESERVED = 0.1  # share of the host's memory for the system, the data and files being read
+HOST_PROCESS = 3 * GIB  # bytes of a rank's process in the host's memory, with CUDA: an estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,14 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each thing that the user should know before the run starts."""
-        return tuple(text for phase in self.phases for text in self._warn_of_phase(phase))
+        found = [text for phase in self.phases for text in self._warn_of_phase(phase)]
+        if self.fits and not self.is_roomy:
+            ways = "; ".join(self.roomier_overrides) or "hardware.on_oom=reduce_micro_batch"
+            found.append(
+                f"memory is nearly full ({self.peak_bytes / GIB:.1f} of {self.limit / GIB:.1f} GiB)"
+                f", and runs have taken up to 7 % more than planned. What leaves more room: {ways}"
+            )
+        return tuple(found)
 
     def _warn_of_phase(self, phase: PhasePlan) -> Iterator[str]:
         config, seconds = self.config, sum(phase.step_seconds.values())
@@ -97,8 +106,8 @@ class Plan:
                 "the actor does not fit whole on one rank, so ppo gathers its weights for every "
                 f"token: generation takes {phase.step_seconds['generate']:.0f} of the "
                 f"{seconds:.0f} s of a step. A server of several GPUs samples it faster: "
-                f"rollout={Backend.vllm_server} and vLLM's --tensor-parallel-size "
-                "(docs/rollouts.md; plans do not count a server's time)"
+                f"rollout={Backend.vllm_server} with rollout.server.gpus=N plans it, and vLLM's "
+                "--tensor-parallel-size=N starts it (docs/rollouts.md)"
             )
 
     @cached_property
@@ -110,15 +119,28 @@ class Plan:
                     f"{phase.phase} needs {phase.peak_bytes / GIB:.1f} GiB on each rank "
                     f"({phase.peak_moment}) and {self.limit / GIB:.1f} can be used"
                 )
-        host = self.offloaded_bytes
-        room = self.machine.host_memory_of_node * (1 - HOST_RESERVED)
-        if host > room and self.config.zero.nvme_path is None and self.machine.is_gpu:
+        offloaded = 0 if self.config.zero.nvme_path else self.offloaded_bytes
+        loaded, processes = self.loaded_bytes, HOST_PROCESS * self.machine.ranks_per_node
+        host, room = offloaded + loaded + processes, self.machine.host_memory_of_node
+        if host > room * (1 - HOST_RESERVED) and self.machine.is_gpu:
             return (
-                f"what is offloaded takes {host / GIB:.0f} GiB of a node's memory, and "
-                f"{room / GIB:.0f} can be used ({1 - HOST_RESERVED:.0%} of "
-                f"hardware.host_memory_gib={self.machine.host_memory_of_node / GIB:.0f})"
+                f"a node's memory must hold {host / GIB:.0f} GiB ({offloaded / GIB:.0f} offloaded, "
+                f"{loaded / GIB:.0f} while a model is loaded, {processes / GIB:.0f} for "
+                f"processes), and {room * (1 - HOST_RESERVED) / GIB:.0f} can be used "
+                f"({1 - HOST_RESERVED:.0%} of hardware.host_memory_gib={room / GIB:.0f})"
             )
         return None
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Return the bytes of a node's memory while its ranks load their largest model in fp32.
+
+        DeepSpeed's models are read from the file piece by piece.
+        """
+        at = MemorySetting(machine=self.machine, zero=self.config.zero)
+        models = (model for models in self.models.values() for model in models)
+        whole = max((m.weights for m in models if at.runs_on_torch(m)), default=0)
+        return SINGLE * whole * self.machine.ranks_per_node
 
     @property
     def offloaded_bytes(self) -> int:
@@ -151,8 +173,17 @@ class Plan:
     @property
     def price(self) -> float | None:
         """Return the price in US dollars, or None if the time or hourly price is unknown."""
-        hours, per_hour = self.hours, self.machine.price_per_hour
-        return None if hours is None or per_hour is None else hours * per_hour
+        hours, per_hour, rollout = self.hours, self.machine.price_per_hour, self.config.rollout
+        if hours is None or per_hour is None:
+            return None
+        is_server = Phase.ppo in self.models and rollout.backend is Backend.vllm_server
+        extra = (rollout.server.gpus or 0) / self.machine.ranks if is_server else 0.0
+        return hours * per_hour * (1 + extra)
+
+    @property
+    def is_roomy(self) -> bool:
+        """Return True if the run fits even if it takes somewhat more memory than planned."""
+        return self.fits and leaves_room(self, self.machine)
 
     @cached_property
     def fitting_overrides(self) -> list[str]:
@@ -160,6 +191,12 @@ class Plan:
         if self.fits:
             return []
         return find_fitting_overrides(self.asked, partial(plan_run, loads=self.loads))
+
+    @cached_property
+    def roomier_overrides(self) -> list[str]:
+        """Return overrides with which the plan leaves room on every GPU."""
+        planner = partial(plan_run, loads=self.loads)
+        return find_fitting_overrides(self.asked, planner, attrgetter("is_roomy"))
 
     @property
     def zero_text(self) -> str:
@@ -280,6 +317,9 @@ def plan_run(
 def efficiency_of(machine: Machine) -> Efficiency:
     """Return the shares of the peak rates that ``machine`` reaches."""
     found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
+    if (share := machine.training_share) is not None:
+        scoring = min(1.0, share * found.scoring / found.training)
+        found = replace(found, training=share, scoring=scoring)
     is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
     return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.config.choices import Phase, Source
 from rlhf.config.machine_rates import GB, GIB
 from rlhf.config.schema.keys import ANSWERING_PHASES
+from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options
 from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import Plan
@@ -194,6 +195,10 @@ def _plan_caveats(plan: Plan) -> list[str]:
         from rlhf.options.lora.costs import cost_warnings
 
         notes += cost_warnings(plan.config, phases)
+    if Phase.ppo in phases and plan.config.rollout.backend is Backend.vllm_server:
+        from rlhf.options.vllm.costs import describe_server_costs
+
+        notes += describe_server_costs(plan.config)
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.batches import num_phase_steps
 from rlhf.config.choices import SPLIT_PHASES, Phase, Source
@@ -12,6 +13,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options import DataConfig
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
+KNOWN_SIZES: Mapping[str, int] = read_yaml_beside(__file__, "known_sizes.yaml")
 LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 
@@ -24,7 +26,7 @@ class Load:
     lengths: tuple[int, ...]
     """Tokens per sequence (in PPO, per prompt), sorted; every entry is equally likely."""
     held_out: int = 0
-    """Held-out examples; 0 if unknown."""
+    """Held-out examples; if the data was not read, as many as evaluations use."""
     records: int = 0
     """Examples of all phases, which every process holds in memory; 0 if unknown."""
     answer: float | None = None
@@ -64,9 +66,20 @@ def assume_loads(config: RunConfig) -> dict[Phase, Load]:
         Phase.dpo: config.dpo.max_tokens,
         Phase.ppo: config.rollout.max_prompt_tokens,
     }
+    evaluated = {
+        Phase.sft: config.sft.eval_examples,
+        Phase.reward: config.reward.eval_examples,
+        Phase.dpo: config.dpo.eval_examples,
+        Phase.ppo: config.ppo.eval_prompts,
+    }
     records = total_examples(config.data) or 0
     return {
-        phase: Load(steps=count_steps(config, phase), lengths=(longest[phase],), records=records)
+        phase: Load(
+            steps=count_steps(config, phase),
+            lengths=(longest[phase],),
+            held_out=evaluated[phase],
+            records=records,
+        )
         for phase in config.phase.order
     }
 
@@ -91,9 +104,12 @@ def count_examples(data: DataConfig, phase: Phase) -> int | None:
 
 
 def total_examples(data: DataConfig) -> int | None:
-    """Return data.size, or the number of lines of a local file, or None if it is unknown."""
+    """Return data.size, the lines of a local file or the known rows of hub sets; None: unknown."""
     if data.size:
         return data.size
+    if data.source is Source.hub and data.path is None and data.sets:
+        sizes = [KNOWN_SIZES.get(each.path, 0) * each.weight for each in data.sets.values()]
+        return int(sum(sizes)) if all(sizes) else None
     path = expand_user_path(data.path, key="data.path") if isinstance(data.path, str) else None
     if path is None or path.suffix not in COUNTED or not path.is_file():
         return None

@@ -53,7 +53,8 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
             "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
             if keys
             else f"{failed}No key that resume may change needs less memory here: start a run with "
-            "model.gradient_checkpointing=true, lora=all, a smaller model or shorter texts"
+            "model.gradient_checkpointing=true, for the reward model and critic "
+            "reward_model.gradient_checkpointing=true, lora=all, a smaller model or shorter texts"
         ) from error
 
 

@@ -27,7 +27,7 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
     with pytest.raises(ConfigError) as refused:
         plan_and_configure(config)
     assert re.fullmatch(
-        r"sft needs [\d.]+ GiB on each rank \(training\) and 38\.6 can be used; "
+        r"sft needs [\d.]+ GiB on each rank \(training\) and 37\.5 can be used; "
         r"what fits: zero=auto \(ZeRO stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
         r"plan=only shows the parts, plan=off skips this check",
         str(refused.value),

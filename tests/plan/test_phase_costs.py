@@ -327,7 +327,7 @@ def test_unknown_steps_count_as_one(compose: Compose) -> None:
     config = eight_gpus(compose)
     one = plan_phase(scene(config, Phase.sft, steps=None))
     ten = plan_phase(scene(config, Phase.sft, steps=10))
-    assert ten.seconds == pytest.approx(10 * one.seconds)
+    assert ten.seconds - sum(ten.other_seconds.values()) == pytest.approx(10 * one.seconds)
     assert one.seconds == pytest.approx(sum(one.step_seconds.values()))
 
 

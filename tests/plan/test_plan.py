@@ -183,7 +183,7 @@ def test_where_nothing_fits_the_smallest_is_told(compose: Compose) -> None:
     plan = plan_run(changed(config, hardware={"memory_gib": 8}))
     assert not plan.fits
     assert (plan.config.zero.stage, plan.config.zero.offload_parameters) == (3, True)
-    assert max(phase.peak_bytes for phase in plan.phases) > plan.limit == 8 * GIB * 0.98
+    assert max(phase.peak_bytes for phase in plan.phases) > plan.limit == 8 * GIB * 0.98 * 0.97
     by_hand = replace(plan.config.zero, offload_parameters=False)
     larger = plan_run(replace(plan.config, zero=by_hand))
     assert max(p.peak_bytes for p in larger.phases) > max(p.peak_bytes for p in plan.phases)
@@ -208,9 +208,14 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
     short = plan_run(changed(config, hardware={"host_memory_gib": 100}))
     # 6.7e9 weights of 2 bytes, gradients of 4, a master and two moments of 4 each: 111.6 GiB.
     assert short.misfit_reason == (
-        "what is offloaded takes 112 GiB of a node's memory, and 90 can be used (90% of "
-        "hardware.host_memory_gib=100)"
+        "a node's memory must hold 115 GiB (112 offloaded, 0 while a model is loaded, 3 for "
+        "processes), and 90 can be used (90% of hardware.host_memory_gib=100)"
     )
+    words = ("model=opt_6.7b", "hardware=a100_80g", "zero=stage1", "phase=sft", "lora=all")
+    small = changed(run_of(compose, *words), hardware={"host_memory_gib": 30})
+    # One GPU's engine makes its weights from 6.7e9 numbers of 4 bytes in the host's memory.
+    reason = plan_run(small).misfit_reason or ""
+    assert "(0 offloaded, 25 while a model is loaded, 3 for processes)" in reason
     drive = changed(config, hardware={"host_memory_gib": 100}, zero={"nvme_path": "/nvme"})
     assert plan_run(drive).fits
 
@@ -276,6 +281,8 @@ def test_time_price_and_disk(compose: Compose) -> None:
     config = changed(config, data={"size": 80000}, ppo={"ema_beta": 0.99})
     plan = plan_run(config)
     by_hand = sum(p.steps * sum(p.step_seconds.values()) for p in plan.phases if p.steps)
+    assert all(0 < p.other_seconds["evaluate"] < 1000 for p in plan.phases), "of unread data too"
+    by_hand += sum(sum(p.other_seconds.values()) for p in plan.phases)
     assert plan.hours == pytest.approx(by_hand / 3600)
     assert plan.price == pytest.approx(by_hand / 3600 * 14.32)
     # Kept are SFT model, actor with its average, reward model and critic, in 2 bytes a number.

@@ -126,7 +126,7 @@ def test_one_line(compose: Compose) -> None:
     assert plan.price is not None
     minutes = f"{60 * plan.hours:.1f} min"
     assert plan_summary(plan) == (
-        f"ZeRO stage 2, {most:.1f} of 77.5 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
+        f"ZeRO stage 2, {most:.1f} of 75.2 GiB on each of 8 ranks, {minutes}, ${plan.price:,.2f} "
         "for sft 690 steps of 32 examples, reward 2,757 steps of 32 pairs, ppo 56 steps of 128 "
         "responses of up to 32 tokens, from 129,500 generated toy examples (data=synthetic)"
     )
@@ -150,8 +150,9 @@ def test_one_line(compose: Compose) -> None:
 )
 def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Compose) -> None:
     plan = fitting(compose)
-    phases = [replace(phase, step_seconds={"train": 0.0}) for phase in plan.phases[1:]]
-    first = replace(plan.phases[0], steps=1, step_seconds={"train": 3600 * hours})
+    nothing = {"step_seconds": {"train": 0.0}, "other_seconds": {}}
+    first, *phases = (replace(phase, **nothing) for phase in plan.phases)
+    first = replace(first, steps=1, step_seconds={"train": 3600 * hours})
     assert f"ranks, {words}, $" in plan_summary(replace(plan, phases=(first, *phases)))
 
 

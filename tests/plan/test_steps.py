@@ -7,7 +7,12 @@ import pytest
 
 from rlhf.config.choices import Phase, Source
 from rlhf.config.schema.run import RunConfig
-from rlhf.plan.steps import count_examples, count_steps, describe_examples
+from rlhf.plan.steps import (
+    count_examples,
+    count_steps,
+    describe_examples,
+    total_examples,
+)
 from tests.plan.planned import Compose, changed, run_of
 
 
@@ -38,6 +43,14 @@ def test_examples_of_each_phase(compose: Compose) -> None:
 )
 def test_examples_in_words(data: dict[str, Any], words: str, compose: Compose) -> None:
     assert describe_examples(run(compose, data=data).data) == words
+
+
+def test_the_sizes_of_named_sets_are_known_before_they_are_read(compose: Compose) -> None:
+    named = run_of(compose, "data=deepspeed_chat").data
+    assert total_examples(named) == 76256 + 112052 + 33143 + 76256
+    halved = run_of(compose, "data=rm_static", "data.sets.rm_static.weight=0.5").data
+    assert total_examples(halved) == 38128
+    assert total_examples(run_of(compose, "data=zhihu_kol").data) is None
 
 
 def test_held_out_sets_of_their_own_take_nothing(compose: Compose) -> None:

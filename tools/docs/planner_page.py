@@ -16,6 +16,7 @@ from rlhf.config.choices import Device, Phase
 from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
 from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
+from rlhf.plan.phase_plan import PhasePlan
 from rlhf.plan.plan import EFFICIENCY, Plan, plan_run
 from tools.docs.memory_table import memory_rows
 from tools.docs.pages import composed, write_below
@@ -114,6 +115,11 @@ def plan_of_cell(conf: Path, experiment: str) -> Plan:
     return plan_run(composed(conf, f"experiment=tables/{experiment}"))
 
 
+def hours_of_steps(*phases: PhasePlan) -> float:
+    """Return the hours of all steps: the announcement has no times of evaluations and saving."""
+    return sum(sum(each.step_seconds.values()) * (each.steps or 0) for each in phases) / 3600
+
+
 def predictions(conf: Path) -> list[Prediction]:
     """Return predictions for every phase with a published time."""
     found = []
@@ -125,7 +131,7 @@ def predictions(conf: Path) -> list[Prediction]:
                 cell=cell,
                 phase=phase.phase,
                 published=cell.hours[phase.phase],
-                predicted=phase.seconds / 3600,
+                predicted=hours_of_steps(phase),
             )
             for phase in plan_of_cell(conf, cell.experiment).phases
         ]
@@ -134,7 +140,7 @@ def predictions(conf: Path) -> list[Prediction]:
 
 def dollars(plan: Plan) -> float:
     """Return what the planned hours cost at the announcement's price."""
-    return plan.seconds / 3600 * plan.machine.nodes * DOLLARS
+    return hours_of_steps(*plan.phases) * plan.machine.nodes * DOLLARS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +193,7 @@ def scaling(conf: Path) -> list[Scale]:
         config = composed(conf, f"experiment=tables/{experiment}", *overrides)
         plans = [plan_run(_on(config, nodes)) for nodes in NODES]
         for plan in plans:
-            speedup = plans[0].seconds / plan.seconds
+            speedup = hours_of_steps(*plans[0].phases) / hours_of_steps(*plan.phases)
             gpus = plan.machine.ranks
             found.append(Scale(model=model, gpus=gpus, plan=plan, speedup=speedup))
     return found
@@ -244,7 +250,7 @@ def _runs(conf: Path, *, tables: tuple[int, ...]) -> list[str]:
             told = "refused" if not plan.fits else "fits"
             rows.append([name, "does not fit", told, "", "", "", "", ""])
             continue
-        hours, predicted = cell.hours[Phase.ppo], plan.seconds / 3600
+        hours, predicted = cell.hours[Phase.ppo], hours_of_steps(*plan.phases)
         phase = plan.phases[0]
         price = ["", "", ""]
         if cell.dollars is not None:
@@ -289,7 +295,7 @@ def _scaling(conf: Path) -> list[str]:
         [
             scale.model,
             f"{scale.gpus:,}",
-            f"{scale.plan.seconds / 3600:.2f}",
+            f"{hours_of_steps(*scale.plan.phases):.2f}",
             f"{scale.speedup:.2f}",
             f"{scale.per_gpu:.2f}",
             f"{scale.plan.phases[0].rows}, {1024 // scale.gpus}",

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from rlhf.base.errors import refuse_broken_rule
 from rlhf.config.choices import Device, Dtype, Kernels, OnOom
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, NO_PHASE, ROWS, AtResume, key
+from rlhf.config.schema.keys import (
+    ABOVE_0,
+    ABOVE_0_TO_1,
+    AT_LEAST_0,
+    NO_PHASE,
+    ROWS,
+    AtResume,
+    key,
+)
 
 
 @dataclass(kw_only=True)
@@ -43,6 +51,8 @@ class HardwareConfig:
     """Peak half-precision TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
     fp32_tflops: float | None = key(ABOVE_0, affects=NO_PHASE)
     """Peak fp32 TFLOP/s of one GPU or a whole CPU; null: measured once (CPU only)."""
+    training_share: float | None = key(ABOVE_0_TO_1, affects=NO_PHASE)
+    """Share of the peak that training on many tokens reaches; null: 0.4 of a GPU, 0.85 of a CPU."""
     memory_bandwidth_gb: float | None = key(ABOVE_0, affects=NO_PHASE)
     """GB/s that one GPU or a whole CPU reads from its memory; null: measured once (CPU only)."""
     link_bandwidth_gb: float = key(ABOVE_0, affects=NO_PHASE)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf.base.cpu import num_usable_cores
-from rlhf.config.batches import divide_cores, rollout_plan
+from rlhf.config.batches import divide_cores, num_ranks, rollout_plan
+from rlhf.config.choices import Device
 from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.schema.keys import format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.plan.savings import Saving
 
@@ -43,11 +45,20 @@ def plan_overlap(
     return replace(ranks, moments=moments, step_seconds=seconds, beside="generate")
 
 
-def propose_sampling_in_turn(config: RunConfig) -> Iterator[Saving]:
-    """Yield the change to rollout.overlap=false: the ranks sample and train in turn."""
-    if config.rollout.overlap:
-        in_turn = replace(config.rollout, overlap=False)
-        yield Saving("rollout.overlap=false", replace(config, rollout=in_turn), is_exact=True)
+def propose_smaller_sampling(config: RunConfig) -> Iterator[Saving]:
+    """Yield more sampling GPUs, fewer rows of each, and ranks that sample and train in turn."""
+    if not config.rollout.overlap:
+        return
+    rollout, batch = config.rollout, config.ppo.rollout_batch_size
+    share, ranks = batch // rollout.samplers, num_ranks(config)
+    is_gpu = config.hardware.device is Device.cuda
+    more = (n for n in range(2 * rollout.samplers, ranks + 1) if batch % n == 0 and is_gpu)
+    changes: list[dict[str, Any]] = [{"samplers": n} for n in more]
+    changes += [{"max_rows": share // parts} for parts in (2, 4, 8) if share >= parts]
+    for change in [*changes, {"overlap": False}]:
+        ((name, value),) = change.items()
+        words = f"rollout.{name}={format_value(value)}"
+        yield Saving(words, replace(config, rollout=replace(rollout, **change)), is_exact=True)
 
 
 def _restrict_to_cores(scene: PhaseMemory, cores: int) -> PhaseMemory:
@@ -68,7 +79,7 @@ def _plan_process(
     """Plan a process that has the policy's whole weights and samples its share of a step.
 
     It decodes ``rows`` responses at once, like a rank. If a rank decodes all its responses at
-    once, the process decodes its whole share at once.
+    once, the process decodes its whole share, or rollout.max_rows, at once.
     """
     at = scene.at
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
@@ -81,5 +92,6 @@ def _plan_process(
         at=replace(at, machine=replace(at.machine, ranks=1, nodes=1), zero=zero),
         models=(replace(scene.models[0], trained=0, fp32_copies=()),),
     )
-    rows = share if rows == rollout_plan(scene.config).per_rank else min(rows, share)
-    return plan_rollout(process, share, rows)
+    most = scene.config.rollout.max_rows or share
+    rows = most if rows == rollout_plan(scene.config).per_rank else min(rows, most)
+    return plan_rollout(process, share, min(rows, share))

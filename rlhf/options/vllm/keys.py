@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import NO_PHASE, SECONDS, Names, key, needs
+from rlhf.config.schema.keys import ABOVE_0, NO_PHASE, SECONDS, Names, key, needs
 
 
 @dataclass(kw_only=True)
@@ -17,6 +17,8 @@ class ServerConfig:
     """Longest time for one answer: a response, or loading the weights."""
     weights_dir: str | None = key(names=Names.place)
     """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
+    gpus: int | None = key(ABOVE_0)
+    """GPUs of the server, of the ranks' kind: plans count its time; null: plans leave it out."""
 
 
 @dataclass(kw_only=True)
