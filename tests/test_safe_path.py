@@ -119,6 +119,8 @@ def test_what_is_started_gets_the_setting(program: str, words: list[str], tmp_pa
         (folder / "__init__.py").touch()
     fake.write_text("import os; print('is', os.environ['PYTHONSAFEPATH']); raise SystemExit(1)")
     (tmp_path / "hosts").write_text("localhost slots=1\nother slots=1\n")
+    settings = (f"{name}={os.environ[name]}" for name in ("RLHF_CACHE", "HF_HUB_OFFLINE"))
+    (tmp_path / ".deepspeed_env").write_text("\n".join(settings))
     run = launch(
         *TINY_RUN,
         *words,

@@ -16,6 +16,10 @@ from rlhf.config.schema.run import LauncherConfig, RunConfig
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 DEFAULT_PORT = 29500
+# Variables of this node that ranks on other nodes would miss: settings, and secrets with the
+# command that keeps one in a file of the home folder.
+SETTINGS = "RLHF_CACHE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_ENDPOINT HF_HUB_OFFLINE".split()
+SECRETS = {"HF_TOKEN": "hf auth login", "WANDB_API_KEY": "wandb login"}
 JOB_PORTS = range(20_000, 29_000)  # below the ports that Linux gives to clients, from 32768
 
 
@@ -99,6 +103,7 @@ def launch_commands(
         case LaunchMode.node:
             return [[*torchrun, "--standalone", ranks, script, *arguments]]
         case LaunchMode.hostfile:
+            refuse_variables_of_one_node(environment)
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
             first = launcher.master_addr  # if null, DeepSpeed asks the first node for its address
             options = [
@@ -178,6 +183,29 @@ def _check_slurm_task(task: SlurmTask, nodes: int, environment: Mapping[str, str
             f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "
             "a run has one task on each node, which starts the node's ranks; "
             f"use srun --nodes={nodes} --ntasks-per-node=1, or hardware.nodes={on_nodes}"
+        )
+
+
+def refuse_variables_of_one_node(environment: Mapping[str, str]) -> None:
+    """Raise a ConfigError if ranks of other nodes would miss a variable that is set here.
+
+    The DeepSpeed launcher passes on what the file .deepspeed_env lists, and prints it.
+    """
+    files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
+    texts = [read_user_text(file) for file in files if file.is_file()]
+    passed = {line.partition("=")[0].strip() for text in texts for line in text.splitlines()}
+    missing = [name for name in SETTINGS if name in environment and name not in passed]
+    if missing:
+        lines = " and ".join(f"{name}={environment[name]}" for name in missing)
+        raise ConfigError(
+            f"{missing[0]} is set here, and the DeepSpeed launcher does not pass it to the nodes "
+            f"of launcher.hostfile: write {lines} to .deepspeed_env in this folder, on a line each"
+        )
+    for name in (each for each in SECRETS if each in environment and each not in passed):
+        raise ConfigError(
+            f"{name} is set here, and the DeepSpeed launcher does not pass it to the nodes of "
+            f"launcher.hostfile, or would print it: type `{SECRETS[name]}` once on each node (once "
+            f"in all if they share the home folder), and start with `env -u {name} python ...`"
         )
 
 

@@ -24,7 +24,8 @@ BEST += [(order, "ppo/eval_score") for order in ORDERS[::2]] + [(ORDERS[0], None
 NO_EFFECT = """
 alarms.* checkpoint.* data.cache_dir environment.max_failures environment.processes
 experiment from_run hardware.batch_size hardware.*_gb
-hardware.*_gib hardware.*_tflops hardware.keep_freed_memory hardware.name hardware.price_per_hour hardware.training_share
+hardware.*_gib hardware.*_tflops hardware.keep_freed_memory hardware.name hardware.price_per_hour
+hardware.training_share
 launcher.* model.learning_rates.* name phase.order plan resume reuse.* reward_model.learning_rates.*
 rollout.server.* run_dir tracking.* trust_run ppo.critic_check.*
 ppo.log_rollouts_every

@@ -19,8 +19,8 @@ name=other plan=off alarms.mute=[length] checkpoint.every_steps=1 checkpoint.kee
 checkpoint.keep_finished=true checkpoint.most_skipped=7 data.cache_dir=elsewhere
 hardware.name=other hardware.memory_gib=40 hardware.host_memory_gib=40 hardware.peak_tflops=9
 hardware.fp32_tflops=9 hardware.memory_bandwidth_gb=99 hardware.price_per_hour=9
-hardware.training_share=0.3 hardware.keep_freed_memory=true launcher.timeout_minutes=7 launcher.watchdog_minutes=7
-launcher.master_port=12345 reuse.max_gib=9
+hardware.training_share=0.3 hardware.keep_freed_memory=true launcher.timeout_minutes=7
+launcher.watchdog_minutes=7 launcher.master_port=12345 reuse.max_gib=9
 tracking.tensorboard=true tracking.log_every=1 tracking.show_config=true
 """.split()
 

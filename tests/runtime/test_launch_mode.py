@@ -162,6 +162,30 @@ def test_a_wrong_hostfile_is_refused(text: str | None, message: str, compose: Co
         launch_mode(config, {})
 
 
+def test_variables_that_other_nodes_would_miss_are_refused(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "nobody")
+    config = to_run_config(compose(WAYS["hostfile"][0]))
+    here = {"RLHF_CACHE": "/fast", "HF_HOME": "/hub", "HF_TOKEN": "hf_secret", "NCCL_DEBUG": "INFO"}
+
+    def start() -> list[list[str]]:
+        return launch_commands(config, Program("python", "launch.py", []), here)
+
+    with pytest.raises(ConfigError, match=r"write RLHF_CACHE=/fast and HF_HOME=/hub to \.deepsp"):
+        start()
+    Path(".deepspeed_env").write_text("RLHF_CACHE=/fast\nHF_HOME = /hub\n")
+    with pytest.raises(
+        ConfigError, match=r"^HF_TOKEN .*`hf auth login` .*`env -u HF_TOKEN"
+    ) as told:
+        start()
+    assert "hf_secret" not in str(told.value)
+    del here["HF_TOKEN"]
+    assert len(start()) == 1
+    by_hand = to_run_config(compose(WAYS["by_hand"][0]))
+    assert launch_commands(by_hand, Program("python", "x.py", []), {"HF_TOKEN": "hf_secret"})
+
+
 def test_the_script_is_named_from_here(tmp_path: Path) -> None:
     assert relative_to_cwd(tmp_path / "launch.py") == Path("launch.py")
     assert relative_to_cwd(Path("/elsewhere/launch.py")) == Path("/elsewhere/launch.py")

@@ -200,6 +200,8 @@ def test_the_nodes_of_a_hostfile_are_one_run(start: Start, tmp_path: Path) -> No
         os.mkfifo(tmp_path / name)  # each is opened as soon as the other end is
     Thread(target=run_on_hosts, args=[start, tmp_path], daemon=True).start()
     (tmp_path / "hosts").write_text("first slots=1\nsecond slots=1\n")
+    settings = (f"{name}={os.environ[name]}" for name in ("RLHF_CACHE", "HF_HUB_OFFLINE"))
+    (tmp_path / ".deepspeed_env").write_text("\n".join(settings))
     run_dir = tmp_path / "run"
     nodes = ["hardware.nodes=2", "launcher.hostfile=hosts", "launcher.master_addr=localhost"]
     place = [f"launcher.master_port={free_port()}", f"run_dir={run_dir}", "name='a b'"]
