@@ -118,18 +118,21 @@ class Rollout(NamedTuple):
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
 
 
-def take_rows(batch: Batch, rows: list[int]) -> Batch:
-    """Return ``batch`` (a named tuple) with only these rows, in this order."""
+def take_rows(batch: Batch, rows: list[int], device: torch.device | None = None) -> Batch:
+    """Return ``batch`` (a named tuple) with only these rows, in this order, and on ``device``."""
     places = torch.tensor(rows, dtype=torch.long)
 
     def take(part: Any) -> Any:
         if isinstance(part, tuple):
-            return take_rows(part, rows)
+            return take_rows(part, rows, device)
         if isinstance(part, Mapping):
             return {name: take(each) for name, each in part.items()}
         if isinstance(part, list):
             return [part[row] for row in rows]
-        return part[copy_to_device(places, part.device)] if isinstance(part, Tensor) else part
+        if not isinstance(part, Tensor):
+            return part
+        taken = part[copy_to_device(places, part.device)]
+        return taken if device is None else copy_to_device(taken, device)
 
     return type(batch)(*map(take, batch))
 

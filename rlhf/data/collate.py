@@ -44,16 +44,18 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
     """Divide the rows of one global batch by length; return the row numbers of each rank.
 
     Every ``micro`` consecutive rows are a micro-batch of rows of similar length, which needs the
-    least padding. All ranks run their longest micro-batches first and at the same time. The rank
-    with the longest rows changes from one micro-batch to the next, so that the ranks' totals are
-    close. ``len(lengths)`` must be a multiple of ``ranks * micro``.
+    least padding. The micro-batches are dealt one by one, the longest first, each to the rank that
+    has the fewest tokens so far. ``len(lengths)`` must be a multiple of ``ranks * micro``.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    share = len(order) // ranks
     parts: list[list[int]] = [[] for _ in range(ranks)]
-    for number, first in enumerate(range(0, len(order), micro)):
-        turn, place = divmod(number, ranks)
-        rank = place if turn % 2 == 0 else ranks - 1 - place
+    widths = [0] * ranks  # of all micro-batches of a rank together
+    for first in range(0, len(order), micro):
+        open_ranks = (rank for rank in range(ranks) if len(parts[rank]) < share)
+        rank = min(open_ranks, key=widths.__getitem__)
         parts[rank].extend(order[first : first + micro])
+        widths[rank] += lengths[order[first]]
     return parts
 
 

@@ -149,6 +149,15 @@ def small_work(load: Any) -> tuple[ModuleType, ModuleType, Any, Any]:
     return shapes, load("floors"), decoder, work
 
 
+def test_the_slowest_rank_is_counted_by_hand(load: Any) -> None:
+    lengths = load("lengths")
+    # Micro-batches (8, 6) and (4, 1) pad to 24 tokens, (5, 5) and (2, 2) to 14; the mean is 33 / 2.
+    assert lengths.slowest([[1, 8, 6, 4], [5, 2, 5, 2]], 2) == 24 / 16.5
+    drawn = lengths.draw_lengths(20_000, 8192, 1.0, seed=1)
+    assert max(drawn) == 8192
+    assert sum(drawn) / 20_000 == pytest.approx(2048, rel=0.1)
+
+
 def test_flops_by_hand(load: Any) -> None:
     shapes, floors, decoder, work = small_work(load)
     # 32 weights for 10 tokens, attention over two sequences of 5, a head of 20 weights at 4 places.

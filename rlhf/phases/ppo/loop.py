@@ -47,6 +47,8 @@ from rlhf.phases.ppo.objective import (
     Aggregation,
     Objective,
     cut_micro_batches,
+    deal_mini_batch,
+    gather_rollout,
     learned_tokens,
 )
 from rlhf.phases.ppo.prompts import PromptLoader
@@ -171,15 +173,18 @@ class PPOTrainer:
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
-        learned_BT = learned_tokens(config, rollout)
+        everything, advantages = gather_rollout(rollout, targets.advantages, ranks)
+        learned_BT = learned_tokens(config, everything)
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
             surrogate = hook.change_surrogate(surrogate)
         learned: Metrics = {}
         updates: list[dict[Role, StepReport]] = []
-        for rows in self._mini_batch_rows(rollout):
-            used, micro = targets.advantages, engine.plan.micro
-            batches = cut_micro_batches(config, rollout, used, rows, size=micro)
+        for rows in self._mini_batch_rows(everything):
+            micro, device = engine.plan.micro, ranks.device
+            batches = cut_micro_batches(
+                config, everything, advantages, rows, size=micro, device=device
+            )
             keep_BT = learned_BT[rows]
             mean = Aggregation.build_for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
             measures = self._reuse.can_measure_mismatch(rollout, updates)
@@ -247,13 +252,18 @@ class PPOTrainer:
         return self.steps_done >= self.config.actor_freeze_steps
 
     def _mini_batch_rows(self, rollout: Rollout) -> Iterator[list[int]]:
-        """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled."""
-        total, size = len(rollout.scores_B), self.engine.plan.per_rank
-        divide_exactly(total, size, total_key="rollout", part_key="ppo.mini_batch_size/ranks")
+        """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled.
+
+        The mini-batches of a ``rollout`` of all ranks are the same on any number of ranks.
+        """
+        plan, ranks, total = self.engine.plan, self.engine.ranks, len(rollout.scores_B)
+        size = plan.per_rank * ranks.size
+        divide_exactly(total, size, total_key="rollout", part_key="ppo.mini_batch_size")
         for epoch in range(self.config.ppo_epochs):
-            names = ("mini_batches", self.engine.ranks.rank, self.steps_done, epoch)
+            names = ("mini_batches", 0, self.steps_done, epoch)
             shuffle = random_stream(self.engine.config.seed, *names)
-            yield from split_rows(torch.randperm(total, generator=shuffle).tolist(), size)
+            for rows in split_rows(torch.randperm(total, generator=shuffle).tolist(), size):
+                yield deal_mini_batch(rollout, rows, ranks, micro=plan.micro)
 
     def _exceeds_update_kl(self, learned: Metrics) -> bool:
         """Return True if the KL from the sampler, over all ranks, is above stop_update_kl."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from rlhf.algorithms.advantages import Advantages
@@ -23,14 +24,17 @@ from rlhf.algorithms.ppo import (
 )
 from rlhf.base.metrics import Mean, Metrics, loss_metrics
 from rlhf.base.ranks import Ranks
+from rlhf.base.stored_responses import join_rows
 from rlhf.base.types import Rollout, take_rows
 from rlhf.config.choices import KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
+from rlhf.data.collate import assign_rows_to_ranks
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.logprob_reuse import logprob_mismatch
 from rlhf.phases.shared.scoring import (
     ResponseLogprobs,
     WholeSequences,
+    sequence_lengths,
     sort_rows_by_length,
     split_rows,
 )
@@ -58,13 +62,53 @@ class MicroBatch(NamedTuple):
     returns_BT: Tensor
 
 
+def gather_rollout(
+    rollout: Rollout, advantages: Advantages, ranks: Ranks
+) -> tuple[Rollout, Advantages]:
+    """Return what the losses need of the rows of all ranks, in the host's memory, on every rank.
+
+    On one rank, the arguments are returned.
+    """
+    if ranks.size == 1:
+        return rollout, advantages
+    prompts = rollout.prompts
+    needed = rollout._replace(
+        prompts=prompts._replace(draws_BT=prompts.draws_BT[:, :0], columns=None, seeds=None),
+        seconds=None,
+        parts=None,
+        last_values_B=None,
+        measures={},
+        extras={},
+    )
+    rows, host = list(range(len(rollout.scores_B))), torch.device("cpu")
+    here = (take_rows(needed, rows, host), take_rows(advantages, rows, host))
+    rollouts, each_advantages = zip(*ranks.all_gather(here), strict=True)
+    return join_rows(rollouts, pad_id=0), join_rows(each_advantages, pad_id=0)
+
+
+def deal_mini_batch(rollout: Rollout, rows: list[int], ranks: Ranks, *, micro: int) -> list[int]:
+    """Return this rank's share of the ``rows`` of a mini-batch: as many tokens as other ranks'."""
+    if ranks.size == 1:
+        return rows
+    tokens = sequence_lengths(rollout.prompts, rollout.responses)
+    lengths = [tokens[row] for row in rows]
+    places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    return [rows[place] for place in places]
+
+
 def cut_micro_batches(
-    config: PpoConfig, rollout: Rollout, advantages: Advantages, rows: list[int], *, size: int
+    config: PpoConfig,
+    rollout: Rollout,
+    advantages: Advantages,
+    rows: list[int],
+    *,
+    size: int,
+    device: torch.device,
 ) -> list[MicroBatch]:
     """Cut ``rows`` of a rollout into micro-batches of ``size`` rows of similar length."""
     batches = []
     for part in split_rows(sort_rows_by_length(rollout.prompts, rollout.responses, rows), size):
-        taken = take_rows(rollout, part)
+        taken = take_rows(rollout, part, device)
         batches.append(
             MicroBatch(
                 WholeSequences(taken.prompts, taken.responses),
@@ -73,7 +117,7 @@ def cut_micro_batches(
                 taken.sampled_logprobs_BT,
                 taken.reference_logprobs_BT,
                 taken.values_BT,
-                *take_rows(advantages, part),
+                *take_rows(advantages, part, device),
             )
         )
     return batches

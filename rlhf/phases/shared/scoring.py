@@ -263,9 +263,15 @@ def describe_step(prompts: PromptBatch) -> str:
     return "on held-out prompts" if prompts.step is None else f"in PPO step {prompts.step}"
 
 
+def sequence_lengths(prompts: PromptBatch, responses: Responses) -> list[int]:
+    """Return the number of tokens of each row's prompt and response together."""
+    lengths_B = prompts.attend_BP.sum(dim=1) + responses.attend_BT.sum(dim=1)
+    return [int(length) for length in lengths_B.tolist()]
+
+
 def sort_rows_by_length(prompts: PromptBatch, responses: Responses, rows: list[int]) -> list[int]:
     """Return ``rows`` with the longest sequences first, so that neighbours need little padding."""
-    lengths = (prompts.attend_BP.sum(dim=1) + responses.attend_BT.sum(dim=1)).tolist()
+    lengths = sequence_lengths(prompts, responses)
     return sorted(rows, key=lambda row: -lengths[row])
 
 
