@@ -79,6 +79,7 @@ def test_resume_may_be_started_in_another_way(tmp_path: Path) -> None:
     config = launch("--cfg job --resolve hardware.ranks_per_node=2", tmp_path).stdout
     (tmp_path / "config.yaml").write_text(config)
     (tmp_path / "hosts").write_text("a slots=2\n")
+    (tmp_path / ".deepspeed_env").write_text("HF_HUB_OFFLINE=1\nRLHF_CACHE=cache\n")
     run = launch("resume=. launcher.hostfile=hosts launcher.dry_run=true", tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert "deepspeed.launcher.runner --hostfile=hosts" in run.stdout

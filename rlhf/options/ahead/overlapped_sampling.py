@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +84,7 @@ class SamplingProcesses:
         for index, process in enumerate(self._processes):
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
             process.send(place._asdict(), _deadline_in_a_year())
+        self._messages = [_start_sending(process) for process in self._processes]
 
     def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Write the actor's weights, and send the prompts of each batch to all processes."""
@@ -96,11 +99,8 @@ class SamplingProcesses:
         for step in (int(batch.step or 0) for batch in batches):
             self._weights_of[step] = weights
             prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
-            for process in self._processes:
-                with _explain_ended_process():
-                    process.send(
-                        {"step": step, "weights": str(weights), **prompts}, _deadline_in_a_year()
-                    )
+            for messages in self._messages:
+                messages.put({"step": step, "weights": str(weights), **prompts})
 
     def wait_for_responses(self, step: int) -> Responses:
         """Wait until all processes have written their responses; return this rank's responses."""
@@ -126,10 +126,28 @@ class SamplingProcesses:
 
     def close(self) -> None:
         """End the processes, and remove their files."""
-        for process in self._processes:
+        for process, messages in zip(self._processes, self._messages, strict=True):
             process.close()
+            messages.put(None)
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _start_sending(process: IsolatedProcess) -> SimpleQueue[Mapping[str, Any] | None]:
+    """Return a queue whose messages a thread sends to ``process``; None ends the thread.
+
+    A process that samples reads no message until it has finished a step, and the prompts of a step
+    are more than a socket holds: sending from the main thread would wait for it.
+    """
+    messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+
+    def send_all() -> None:
+        with suppress(OSError):  # the process has ended; whoever waits for its answer raises
+            while (message := messages.get()) is not None:
+                process.send(message, _deadline_in_a_year())
+
+    Thread(target=send_all, daemon=True).start()
+    return messages
 
 
 def _deadline_in_a_year() -> float:
@@ -139,7 +157,7 @@ def _deadline_in_a_year() -> float:
 
 @contextmanager
 def _explain_ended_process() -> Iterator[None]:
-    """Raise a RolloutError if sending or receiving fails because a sampling process has ended."""
+    """Raise a RolloutError if receiving fails because a sampling process has ended."""
     try:
         yield
     except OSError as error:

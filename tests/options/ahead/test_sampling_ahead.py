@@ -2,8 +2,11 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +15,13 @@ from rlhf.base.errors import USER_ERROR
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import join_rows, own_responses, pack_responses, unpack_responses
 from rlhf.base.types import PromptBatch, Responses
+from rlhf.config.typed import to_run_config
 from rlhf.gpu_check.runs import differing_files
+from rlhf.options.ahead import overlapped_sampling
 from rlhf.options.ahead.ahead import AfterSampling, SamplingAhead, SamplingInTurn
 from rlhf.options.environments.turns import Turns, Utterance, turns_of
+from rlhf.phases.ppo.prompts import StepPrompts
+from tests.conftest import Compose
 from tests.runs import ROOT, TINY_RUN, children, finished, start, wait_for
 
 # Gradients of few threads differ in rounding from those of many.
@@ -147,6 +154,43 @@ def test_responses_of_ranks_join_and_divide_as_if_sampled_together() -> None:
     others = own_responses(whole, Ranks(1, 2))  # rows 3 to 5, on another number of ranks
     assert others.ids_BT.tolist() == [[10, 11, 12], [10, 3, 3], [10, 3, 3]]
     assert turns_of(others).failures == [["timeout"], ["timeout"], ["timeout"]]
+
+
+class BusyProcess:
+    """A sampling process that reads no message before ``reads`` is set."""
+
+    def __init__(self, _: str) -> None:
+        self.reads, self.steps = Event(), []
+
+    def send(self, content: Mapping[str, Any], _: float) -> None:
+        if "step" in content:
+            assert self.reads.wait(60)
+            self.steps.append((content["step"], content["weights"].rpartition("-")[2]))
+
+    def close(self) -> None:
+        self.reads.set()
+
+
+def test_requests_do_not_wait_for_a_process_that_samples(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rollout.lag=2 the prompts of step 3 are sent while step 2 is sampled."""
+    monkeypatch.setattr(overlapped_sampling, "IsolatedProcess", BusyProcess)
+    monkeypatch.setattr(overlapped_sampling, "set_torch_threads", lambda _: None)
+    config = to_run_config(compose(["rollout.overlap=true", "rollout.lag=2"]))
+    pad = SimpleNamespace(pad_token_id=0)
+    context = SimpleNamespace(config=config, ranks=Ranks(), run_dir=tmp_path, tokenizer=pad)
+    loader = SimpleNamespace(prompts_of_all_ranks=lambda _: StepPrompts([[1]], ["a"], [{}]))
+    sampling = overlapped_sampling.SamplingProcesses(context, loader)  # type: ignore[arg-type]
+    actor = SimpleNamespace(module=torch.nn.Linear(1, 1), stream_state=lambda state: iter(()))
+    for steps in ((1, 2), (3,)):
+        sampling.begin_sampling(actor, [prompts_of(step) for step in steps])  # type: ignore[arg-type]
+    (process,) = sampling._processes
+    assert process.steps == []
+    process.reads.set()
+    wait_for(lambda: len(process.steps) == 3, seconds=30)
+    assert process.steps == [(1, "1"), (2, "1"), (3, "2")]
+    sampling.close()
 
 
 @pytest.mark.slow
