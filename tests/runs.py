@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -196,3 +197,8 @@ def new_cache(folder: Path) -> Path:
 
 
 metrics = metrics_without_times  # a run's lines, without what differs between two equal runs
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,5 +1,7 @@
 """Check the collectives of a run: torchrun --nproc-per-node=GPUS -m rlhf.gpu_check.collectives.
 
+With --nnodes=NODES and --node-rank on each node, the links between the nodes are checked too.
+
 All values are small whole numbers, whose sums are exact in every precision.
 """
 
@@ -10,6 +12,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
+from rlhf.base.command import quieten_libraries
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import Device
 from rlhf.engine.devices import current_ranks, select_device, start_process_group
@@ -61,6 +64,7 @@ def _gigabytes_per_second(ranks: Ranks) -> float:
 
 def main() -> None:
     """Check each precision on all ranks; exit with code 1 if a result is wrong on one of them."""
+    quieten_libraries()
     select_device(Device.cuda)
     start_process_group(Device.cuda)
     ranks = current_ranks(Device.cuda)

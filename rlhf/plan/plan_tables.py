@@ -199,6 +199,11 @@ def _plan_caveats(plan: Plan) -> list[str]:
         from rlhf.options.vllm.costs import describe_server_costs
 
         notes += describe_server_costs(plan.config)
+    if plan.machine.is_gpu and plan.machine.nodes > 1:
+        notes.append(
+            "before the first run on these nodes, check their links in a minute: torchrun on each "
+            "node with -m rlhf.gpu_check.collectives (docs/operations.md, Several nodes)"
+        )
     if plan.loads is None:
         notes.append("the data was not read: every text is assumed to be as long as its limit")
     return notes

@@ -156,6 +156,16 @@ def test_times_have_a_unit_that_shows_them(hours: float, words: str, compose: Co
     assert f"ranks, {words}, $" in plan_summary(replace(plan, phases=(first, *phases)))
 
 
+def test_several_nodes_are_told_how_to_check_their_links(compose: Compose) -> None:
+    words = ["model=opt_1.3b", "sft.batch_size=64", "reward.batch_size=64"]
+    one, several = (
+        render_plan(plan_of(compose, f"hardware={name}", *words))
+        for name in ("8xa100_80g", "64xa100_80g")
+    )
+    assert any("-m rlhf.gpu_check.collectives" in str(note) for note in several)
+    assert not any("collectives" in str(note) for note in one)
+
+
 def test_the_table_fits_80_columns(compose: Compose) -> None:
     """Also with the longest words of all: offloads, days, refusals."""
     offloads = {f"offload_{name}": True for name in ("optimizer", "parameters", "ema")}

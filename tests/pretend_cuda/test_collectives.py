@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.pretend_cuda.gpu import missing_to_pretend
-from tests.runs import ON_GPU, ROOT, start
+from tests.runs import ON_GPU, ROOT, free_port, start
 
 pytestmark = pytest.mark.skipif(missing_to_pretend() is not None, reason=str(missing_to_pretend()))
 RANK = Path(__file__).with_name("calling_rank.py")
@@ -28,6 +28,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     said = [process.communicate(timeout=120) for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
     return [json.loads(output) for output, _ in said]
+
+
+def test_the_links_of_two_nodes_are_checked() -> None:
+    """As docs/operations.md says: torchrun on each node, here both on this machine."""
+    port, module = free_port(), ["-m", "rlhf.gpu_check.collectives"]
+    words = ["-m", "tests.pretend_cuda", "--machine", "2xa100", "-m", "torch.distributed.run"]
+    words += ["--nnodes=2", "--nproc-per-node=2", "--master-addr=localhost"]
+    words += [f"--master-port={port}"]
+    nodes = [
+        start(*words, f"--node-rank={node}", *module, cwd=ROOT, PYTHONPATH=ROOT, **ON_GPU)
+        for node in range(2)
+    ]
+    said = [process.communicate(timeout=180) for process in nodes]
+    assert [process.returncode for process in nodes] == [0, 0], said
+    assert [said[0][0].count("right in 5 precisions; "), said[1][0]] == [1, ""]
+    assert "FutureWarning" not in said[0][1]
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,10 @@ import pytest
 from rlhf.runtime import launcher
 from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
 from tests import runs
-from tests.runs import ROOT, TINY_RUN, TORCHRUN, children, metrics, wait_for
+from tests.runs import ROOT, TINY_RUN, TORCHRUN, children, free_port, metrics, wait_for
 
 HOST = socket.gethostname()
 FAILING_RANK = Path(__file__).with_name("failing_rank.py")
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 Start = Callable[..., subprocess.Popen[str]]
