@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # DeepSpeed's entries that zero.extra must not set -> our keys that set them.
 DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
+SUMS = "data_types.grad_accum_dtype"  # DeepSpeed's entry for the precision of summed gradients
 FROZEN = (Role.reference, Role.reward)
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
@@ -85,7 +86,7 @@ class ZeroKeys:
 def check_zero(config: RunConfig) -> None:
     """Check that the stages and the machine support the options of the group ``zero``."""
     zero, hardware, nvme = config.zero, config.hardware, config.zero.nvme_path
-    ranks = hardware.nodes * hardware.ranks_per_node
+    ranks, sums = hardware.nodes * hardware.ranks_per_node, _nested_entry(zero.extra, SUMS)
     offloads = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
     broken = {
         "zero.offload_optimizer=true: requires zero.stage=1, 2 or 3": (
@@ -98,6 +99,10 @@ def check_zero(config: RunConfig) -> None:
             for name, own in DECIDED.items()
             for value in [_nested_entry(zero.extra, name)]
         },
+        f"zero.extra.{SUMS}={sums}: DeepSpeed 0.19.8 then trains with an optimizer whose masters "
+        "cannot be saved; to add gradients in fp32 use zero=stage0, or larger micro-batches": (
+            sums is not None
+        ),
         **{
             f"zero.{name}={format_value(value)} with "
             f"{', '.join(f'{stage}={n}' for stage, n in stages.items())}: requires sharded "
