@@ -24,7 +24,7 @@ def scale_scores(scores_B: Tensor, moments: Moments, *, shift_mean: bool) -> Ten
     """Return scores (B,) divided by the standard deviation of ``moments``.
 
     With ``shift_mean`` the mean is subtracted first. Otherwise every score keeps its sign. If the
-    deviation is below ``MIN_DEVIATION``, the scores differ only by rounding and are not divided.
+    deviation is below ``MIN_DEVIATION``, the scores count as equal and are not divided.
     """
     mean, variance = moments.mean.to(scores_B.dtype), moments.variance.to(scores_B.dtype)
     shifted_B = scores_B - mean if shift_mean else scores_B
@@ -133,9 +133,9 @@ def grpo_advantages(
 def normalise_in_groups(totals_GK: Tensor, *, divides: bool = True) -> Tensor:
     """Return (total - mean) / (std + 1e-6) over the responses to a prompt, the second dimension.
 
-    GRPO's paper does not define std; this is the sample deviation (divided by the number of
-    responses - 1), as in the usual implementations, so that their learning rates carry over.
-    Without ``divides`` only the mean is subtracted. Further dimensions are kept apart.
+    GRPO's paper does not define std; this is the sample deviation (divisor: responses - 1), as in
+    the usual implementations, so that their learning rates carry over. Without ``divides`` only the
+    mean is subtracted. Every index of a further dimension is normalised separately.
     """
     centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
     return centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6) if divides else centred_GK

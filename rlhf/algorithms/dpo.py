@@ -57,10 +57,10 @@ def dpo_loss(
     margin_B = chosen_reward_B - rejected_reward_B
     match loss:
         case "sigmoid":
-            right_B, turned_B = (-functional.logsigmoid(m_B) for m_B in (margin_B, -margin_B))
+            right_B, swapped_B = (-functional.logsigmoid(m_B) for m_B in (margin_B, -margin_B))
         case "ipo":
-            right_B, turned_B = (((m_B - 0.5) / beta).square() for m_B in (margin_B, -margin_B))
-    losses_B = (1 - label_smoothing) * right_B + label_smoothing * turned_B
+            right_B, swapped_B = (((m_B - 0.5) / beta).square() for m_B in (margin_B, -margin_B))
+    losses_B = (1 - label_smoothing) * right_B + label_smoothing * swapped_B
     return DpoLoss(
         loss=losses_B.sum(),
         mean_loss=Mean.of(losses_B),

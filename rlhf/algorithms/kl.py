@@ -27,9 +27,9 @@ def estimate_kl(
         k3 = exp(-d) - 1 + d      unbiased, never negative
         k3_ratio = k3 * p / p_sampled
 
-    In a loss the last has the gradient of KL(p || other), after updates too, since its weight has
-    a gradient too: https://arxiv.org/abs/2512.02556 section 3.1. ``sampled_logprobs`` are of the
-    policy that sampled; without them it is p itself, and the value of the weight is 1.
+    In a loss, k3_ratio has the gradient of KL(p || other) even if p has changed since it sampled,
+    because its weight p / p_sampled has a gradient: https://arxiv.org/abs/2512.02556 section 3.1.
+    Without ``sampled_logprobs`` (log p_sampled), p_sampled is p, and the value of the weight is 1.
     """
     difference = logprobs - other_logprobs
     match estimator:

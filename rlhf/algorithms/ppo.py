@@ -24,11 +24,11 @@ MAX_DPPO_RATIO = 20.0  # as in verl (clip_ratio_c); https://arxiv.org/abs/2602.0
 
 
 class PolicyLoss(NamedTuple):
-    """The actor's clipped surrogate loss and diagnostics."""
+    """The actor's surrogate loss, which limits the change of the policy, and diagnostics."""
 
     loss: Tensor  # scalar, differentiable
     actor_loss: Mean  # loss per token
-    clipfrac: Mean  # share of tokens whose loss the clip increases
+    clipfrac: Mean  # share of tokens at which the clip, or a mask, takes effect
     dual_clipfrac: Mean  # share of tokens whose loss is bounded by the dual clip
     approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
     ratio_mean: Mean
@@ -167,14 +167,14 @@ def dppo_loss(
     ``sampled_logprobs_BT`` the old policy sampled.
     """
     sampled_BT = old_logprobs_BT if sampled_logprobs_BT is None else sampled_logprobs_BT
-    # Below 0, so that 1 - p is not 0; masked cells become 0, as in the log-ratio.
+    # At most -1e-7, so that 1 - p is above 0; masked cells get this value on both sides.
     sides = (sampled_BT, logprobs_BT.detach())
     old_BT, new_BT = (side_BT.masked_fill(~keep_BT, 0.0).clamp(max=-1e-7) for side_BT in sides)
     moved_BT, divergence_BT = new_BT - old_BT, (new_BT.exp() - old_BT.exp()).abs()
     if divergence == "kl":
         old_others_BT, others_BT = -old_BT.expm1(), -new_BT.expm1()
-        of_others_BT = old_others_BT * (old_others_BT / others_BT).log()
-        divergence_BT = of_others_BT - old_BT.exp() * moved_BT
+        others_term_BT = old_others_BT * (old_others_BT / others_BT).log()
+        divergence_BT = others_term_BT - old_BT.exp() * moved_BT
     low, high = limits
     is_beyond_BT = (divergence_BT > high).where(advantages_BT > 0, divergence_BT > low)
     log_ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT, keep_BT)

@@ -1,4 +1,4 @@
-"""How well scores rank responses with grades. Shapes: N = responses, C = responses of a chunk."""
+"""Measure how well scores rank responses. Shapes: N = responses, C = responses of a chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 1024  # responses that are compared with all others at once
 class Ranking(NamedTuple):
     """The share of comparisons that scores decide right; responses of equal grade are not compared.
 
-    For marks it is the area under the ROC curve (AUC).
+    If grades have only two values, it is the area under the ROC curve (AUC).
     """
 
     accuracy: float
@@ -31,10 +31,10 @@ class Ranking(NamedTuple):
 
 
 def measure_ranking(scores_N: Tensor, grades_N: Tensor) -> Ranking:
-    """Compare all couples of responses with different grades; equal scores count one half.
+    """Compare all pairs of responses with different grades; equal scores count one half.
 
-    The interval is Wilson's, for as many independent comparisons as give the jackknife's variance.
-    It is [0, 1] if all grades are equal.
+    The interval is Wilson's interval for the number of independent comparisons that would have the
+    variance that the jackknife estimates. It is [0, 1] if all grades are equal.
     """
     size, scores_N, grades_N = len(scores_N), scores_N.double(), grades_N.double()
     right, compared = [], []
@@ -49,11 +49,11 @@ def measure_ranking(scores_N: Tensor, grades_N: Tensor) -> Ranking:
     if not total:
         return Ranking(0.5, 0.0, 1.0, size)
     accuracy = float(right_N.sum() / total)
-    without_N = (right_N.sum() - 2 * right_N) / (total - 2 * compared_N)  # each left out in turn
+    without_N = (right_N.sum() - 2 * right_N) / (total - 2 * compared_N)  # without response n
     variance = float((size - 1) * without_N.var(correction=0))
     largest = max(Counter(grades_N.tolist()).values())
-    independent: float = min(size // 2, size - largest)  # comparisons without a common response
+    num_independent: float = min(size // 2, size - largest)  # comparisons without a common response
     if variance > 0:
-        independent = accuracy * (1 - accuracy) / variance
-    low, high = wilson_interval(accuracy * independent, independent)
+        num_independent = accuracy * (1 - accuracy) / variance
+    low, high = wilson_interval(accuracy * num_independent, num_independent)
     return Ranking(accuracy, low, high, size)

@@ -61,7 +61,7 @@ def end_loss(
 
 
 def regression_loss(scores_B: Tensor, wanted_B: Tensor) -> Tensor:
-    """Compute the squared error (B,) of the scores of responses."""
+    """Compute the squared error (B,) between the scores of responses and the wanted scores."""
     return (scores_B - wanted_B).square()
 
 
@@ -139,12 +139,12 @@ def calibration_bins(margin_B: Tensor, keep_B: Tensor) -> dict[str, Mean]:
     """
     confidence_B = margin_B.abs().sigmoid()
     bin_B = ((confidence_B - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
-    found = {}
+    bins = {}
     for number in range(BINS):
         in_bin_B = keep_B & (bin_B == number)
-        found[f"confidence/{number}"] = Mean.of(confidence_B, in_bin_B)
-        found[f"right/{number}"] = Mean.of((margin_B > 0).float(), in_bin_B)
-    return found
+        bins[f"confidence/{number}"] = Mean.of(confidence_B, in_bin_B)
+        bins[f"right/{number}"] = Mean.of((margin_B > 0).float(), in_bin_B)
+    return bins
 
 
 def calibration_error(bins: Mapping[str, Mean]) -> float:

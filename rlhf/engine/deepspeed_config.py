@@ -25,7 +25,7 @@ def deepspeed_config(
 ) -> dict[str, Any]:
     """Return the DeepSpeed JSON config of one model.
 
-    ``dtype`` is resolved (never auto); ``ranks`` counts the ranks of the whole run;
+    ``dtype`` is resolved (never auto); ``ranks`` is the number of ranks of the whole run;
     ``actor_sections`` are further sections for the actor's config. Keys that are null are omitted,
     so that DeepSpeed's defaults apply. Last, each key of ``zero.extra``, also in nested sections,
     is added to the config or replaces the value there.

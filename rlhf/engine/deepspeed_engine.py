@@ -169,12 +169,12 @@ class DeepSpeedEngine(BaseEngine):
         """Return the training state that is not in tensors, such as step counters."""
         # Only an optimizer of stage 1 or higher scales losses.
         scaler = getattr(self._deepspeed.optimizer, "loss_scaler", None)
-        scaled = {} if scaler is None else vars(scaler)
+        scaler_fields = {} if scaler is None else vars(scaler)
         return {
             "lr_scale": self.lr_scale,
             "steps": self._deepspeed.lr_scheduler.last_epoch,
             "adamw_steps": adamw_step_counts(self._adamw, self._shards),
-            "loss_scaler": {k: v for k, v in scaled.items() if isinstance(v, int | float)},
+            "loss_scaler": {k: v for k, v in scaler_fields.items() if isinstance(v, int | float)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -201,9 +201,9 @@ class DeepSpeedEngine(BaseEngine):
     def _adamw(self) -> torch.optim.AdamW:
         """Return torch's optimizer, which DeepSpeed wraps from stage 1 on."""
         optimizer = self._deepspeed.optimizer
-        found = optimizer.optimizer if self._stage else optimizer
-        assert isinstance(found, torch.optim.AdamW)
-        return found
+        adamw = optimizer.optimizer if self._stage else optimizer
+        assert isinstance(adamw, torch.optim.AdamW)
+        return adamw
 
     def _set_train_mode(self, *, mode: bool) -> None:
         self._deepspeed.train(mode)
@@ -351,11 +351,11 @@ def op_unavailable_reason(builder: str) -> str | None:
     op = getattr(op_builder, builder)()
     if installed_ops.get(op.name):
         return None
-    cards = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    if any(CARD.fullmatch(card) is None for card in cards.replace(";", " ").split()):
+    archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    if any(CARD.fullmatch(card) is None for card in archs.replace(";", " ").split()):
         return (
             f"DeepSpeed's kernels ({op.name}) cannot be compiled here: DeepSpeed cannot read "
-            f"TORCH_CUDA_ARCH_LIST={cards}: it must be numbers, such as 9.0; unset the variable"
+            f"TORCH_CUDA_ARCH_LIST={archs}: it must be numbers, such as 9.0; unset the variable"
         )
     try:
         if not op.is_compatible(verbose=False):

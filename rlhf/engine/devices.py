@@ -61,16 +61,16 @@ def check_devices(hardware: HardwareConfig) -> None:
 
 def check_gpus(ranks_per_node: int) -> None:
     """Raise CapabilityError unless each rank of this node has a GPU that torch has kernels for."""
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not found:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
         raise CapabilityError(
             "hardware.device=cuda: torch finds no GPU here; use hardware=cpu, or "
             f"{_missing_gpu_advice()} (plan=only needs no GPU)"
         )
-    if found < ranks_per_node:
+    if count < ranks_per_node:
         raise CapabilityError(
-            f"hardware.ranks_per_node={ranks_per_node}: torch finds {found} GPU{'s' * (found > 1)} "
-            f"here, and each rank needs its own; use hardware.ranks_per_node={found}, or check "
+            f"hardware.ranks_per_node={ranks_per_node}: torch finds {count} GPU{'s' * (count > 1)} "
+            f"here, and each rank needs its own; use hardware.ranks_per_node={count}, or check "
             "CUDA_VISIBLE_DEVICES"
         )
     capability, kernels = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
@@ -135,9 +135,9 @@ def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
         found = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
         assert found is not None, kernel
         kind, major, minor, exact = found.groups()
-        own = int(major), int(minor)
-        is_same_generation = kind == "compute" or own[0] == capability[0]
-        if own == capability or (is_same_generation and own < capability and exact != "a"):
+        target = int(major), int(minor)
+        is_same_generation = kind == "compute" or target[0] == capability[0]
+        if target == capability or (is_same_generation and target < capability and exact != "a"):
             return True
     return False
 

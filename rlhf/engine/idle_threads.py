@@ -21,8 +21,8 @@ from pathlib import Path
 from threading import Event, Thread
 
 PAUSE_S = 0.25
-# Threads that wait for a core this share of the time share it with other programs. The lower bound
-# ends that state: threads that sleep early wait less.
+# Seconds that all threads together wait for a core, per second. Above SHARED, other programs use
+# the cores too; below FREE they do not. FREE is lower, since threads that sleep early wait less.
 SHARED, FREE = 0.2, 0.05
 
 
@@ -44,15 +44,15 @@ def sleep_early_on_shared_cores() -> Iterator[None]:
 
 def _watch_cores(libgomp: ctypes.CDLL, over: Event) -> None:
     """Keep a sleeping team of threads while this process waits for cores, until ``over`` is set."""
-    freed: Event | None = None  # ends the sleeping team; None: there is none
+    freed: Event | None = None  # ends the sleeping team; None: there is no team
     waited, began = waiting_seconds(), time.monotonic()
     while not over.wait(PAUSE_S):
         now, end = waiting_seconds(), time.monotonic()
-        share = (now - waited) / (end - began)
+        wait_rate = (now - waited) / (end - began)
         waited, began = now, end
-        if freed is None and share > SHARED:
+        if freed is None and wait_rate > SHARED:
             freed = _keep_sleeping_team(libgomp)
-        elif freed is not None and share < FREE:
+        elif freed is not None and wait_rate < FREE:
             freed.set()
             freed = None
     if freed is not None:

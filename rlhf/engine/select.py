@@ -34,8 +34,8 @@ def build_engine(
             "and bf16 or fp32; use zero.engine=auto"
         )
     is_torch = settings.runs_on_torch(role, ranks=ranks.size)
-    has_moments = optimizer is not None and zero.moments is MomentsDtype.bf16
-    if has_moments and not (is_torch and has_16_bit_weights(role, zero, settings.dtype)):
+    wants_bf16_moments = optimizer is not None and zero.moments is MomentsDtype.bf16
+    if wants_bf16_moments and not (is_torch and has_16_bit_weights(role, zero, settings.dtype)):
         raise CapabilityError(
             f"zero.moments=bf16 with {obstacle or f'zero.engine={zero.engine}'} and hardware.dtype="
             f"{settings.dtype} in the {role} at stage {stage_of(role, zero)}: bf16 "

@@ -103,7 +103,7 @@ def optimizer_settings(
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the optimizer settings of ``role``, from the config group ``own``."""
+    """Return the optimizer settings of ``role``; ``own`` is the config group with its options."""
     settings = OptimizerSettings.from_config(own, total_steps=total_steps)
     if (phase, role) == (Phase.ppo, Role.actor) and config.ppo.ema_beta > 0:
         from rlhf.options.average.moving_average import MovingAverage

@@ -79,7 +79,7 @@ class SplitAdamW:
         """Take a step with gradients times ``scale``; skip parameters without a gradient."""
         self._steps += 1
         beta1, beta2 = self._betas
-        numbers = [
+        scalars = [
             AdamwScalars(
                 scale=scale,
                 lr=group["lr"],
@@ -93,7 +93,7 @@ class SplitAdamW:
             for group in self.param_groups
             for _ in group["params"]
         ]
-        self._way.step(self._states, self._gradients(), numbers)
+        self._way.step(self._states, self._gradients(), scalars)
 
     def _gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self._parameters]

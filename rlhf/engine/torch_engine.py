@@ -27,7 +27,7 @@ from rlhf.engine.training_state import (
     whole_pieces,
 )
 
-ALIGNMENT = 16  # bytes that a GPU loads at once; tensor addresses are multiples
+ALIGNMENT = 16  # bytes that a GPU loads at once; addresses of tensors are multiples of it
 
 
 class WholeAdamW:
@@ -116,7 +116,7 @@ class TorchEngine(BaseEngine):
         if optimizer is None:
             return
         groups, betas, eps = parameter_groups(module, optimizer), optimizer.betas, optimizer.eps
-        self._peaks = [group["lr"] for group in groups]
+        self._peak_lrs = [group["lr"] for group in groups]
         moments = torch.bfloat16 if settings.zero.moments is MomentsDtype.bf16 else torch.float32
         self._optimizer = (
             SplitAdamW(groups, betas=betas, eps=eps, moments=moments, places=places)
@@ -149,7 +149,7 @@ class TorchEngine(BaseEngine):
         assert settings is not None, "a frozen model takes no steps"
         assert optimizer is not None, "this engine is closed"
         share = settings.schedule(self._steps) * self.lr_scale
-        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
+        for group, peak in zip(optimizer.param_groups, self._peak_lrs, strict=True):
             group["lr"] = share * peak
         grad_norm = optimizer.grad_norm()
         is_skipped = discard or not math.isfinite(grad_norm)

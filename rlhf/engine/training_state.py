@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 def whole_pieces(parameters: Mapping[str, Tensor]) -> list[Piece]:
-    """Return a piece for each of ``parameters``, which all are whole shards of their own."""
+    """Return a piece for each of ``parameters``, each of which is one whole shard."""
     return [Piece(n, p.numel(), i, 0, 0, p.numel()) for i, (n, p) in enumerate(parameters.items())]
 
 
@@ -50,7 +50,7 @@ class TrainingState:
     """The tensors of one model, to save and restore; all ranks must make the same calls.
 
     ``moments`` are empty for a frozen model. ``copies`` are the ranks that hold the same tensors
-    as this rank, and divide them to save them.
+    as this rank; each of them saves a part of the tensors.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TrainingState:
 
     @torch.no_grad()
     def stream(self) -> Iterator[TensorSlice]:
-        """Yield this rank's share of each tensor; the shares of all ranks are the whole tensor."""
+        """Yield this rank's part of each tensor; all ranks' parts together are the whole tensor."""
         rank, size = self._copies.rank, self._copies.size
         for name, _, shard, offset, start, length in self._pieces:
             first, last = length * rank // size, length * (rank + 1) // size

@@ -20,8 +20,8 @@ def build_parameter_placer(
 ) -> Callable[[nn.Parameter], torch.Tensor | None] | None:
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
-    The function returns this rank's part, or None if the parameter is sharded already. The result
-    is None for the torch engine, which makes its masters from fp32 weights.
+    The function returns this rank's part (without sharding the whole parameter), or None if the
+    parameter is sharded already. The torch engine needs fp32 weights: its result is None.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
         return None
@@ -76,10 +76,10 @@ class Partitioner:
         """Shard ``parameter`` and return this rank's part; None if it is sharded already."""
         if hasattr(parameter, "ds_id"):
             return None
-        parameter.data, own = self._fill_own_shard(parameter.data)
+        parameter.data, shard = self._fill_own_shard(parameter.data)
         self._init._convert_to_deepspeed_param(parameter)
         parameter.partition()  # type: ignore[attr-defined]
-        return own
+        return shard
 
     def _fill_own_shard(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tensor shaped like ``whole`` with only this rank's part filled, and that part.
@@ -92,8 +92,8 @@ class Partitioner:
             return like.copy_(whole), like
         length = -(-whole.numel() // self._ranks.size)
         part = slice(self._ranks.rank * length, (self._ranks.rank + 1) * length)
-        own = like.view(-1)[part].copy_(whole.reshape(-1)[part])
-        return like, own
+        shard = like.view(-1)[part].copy_(whole.reshape(-1)[part])
+        return like, shard
 
 
 def skip_shm_kernel_compilation() -> None:

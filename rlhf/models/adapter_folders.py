@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "default"  # peft's name for a model's only adapter
-PREFIX = "base_model.model."  # of the names in an adapter's file
+PREFIX = "base_model.model."  # prefix of the names in an adapter's file
 
 
 def load_adapter_config(source: ModelSource) -> Any | None:
@@ -41,7 +41,7 @@ def load_adapter_config(source: ModelSource) -> Any | None:
 
 
 def load_adapter_weights(source: ModelSource) -> dict[str, Tensor]:
-    """Return the weights of the adapter in ``source``, with the names that its base model has.
+    """Return the weights of the adapter in ``source`` by name, without peft's prefix.
 
     Raises:
         CheckpointError: if they cannot be read.
@@ -55,7 +55,7 @@ def load_adapter_weights(source: ModelSource) -> dict[str, Tensor]:
 
 
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
-    """Merge the adapter in ``source`` into ``base``; a head of the adapter replaces its head.
+    """Merge the adapter in ``source`` into ``base``; a head saved with it replaces the head.
 
     Raises:
         CheckpointError: if the adapter cannot be read, or does not fit the model.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-# A function that extends a built model; the tuple has the name of a new head, if it has one.
+# A function that extends a built model; the tuple is () or (name of the model's new head,).
 Extension = Callable[["PreTrainedModel", tuple[str, ...]], None]
 
 MOST_SHAPES = 1000  # maximum number of batch shapes (rows, padded width) to compile a layer for
@@ -49,7 +49,7 @@ DROPOUT_FIELDS = (
     "dropout attention_dropout hidden_dropout activation_dropout resid_pdrop embd_pdrop attn_pdrop "
     "classifier_dropout"
 ).split()
-LAYERDROP = "layerdrop"  # OPT's probability to skip a layer, which is no dropout
+LAYERDROP = "layerdrop"  # OPT's probability to skip a whole layer; always set to 0
 
 
 def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
@@ -134,7 +134,7 @@ def complete_reward_model(
 
 
 class Completion(Part):
-    """How a method completes a trained reward model, from a file of weights in its folder."""
+    """Base class of a method's loader, which completes a reward model from a file in its folder."""
 
     file: ClassVar[str]  # name of the file, NAME.safetensors
 
@@ -172,7 +172,7 @@ def _build_model(
 ) -> PreTrainedModel:
     from transformers import masking_utils
 
-    # transformers would look in each pass for rows of several sequences, and wait for a GPU.
+    # In each pass transformers would search for packed sequences, which makes the host wait.
     masking_utils.find_packed_sequence_indices = lambda _: None
     overrides = {
         "pad_token_id": tokenizer.pad_token_id,
@@ -305,7 +305,7 @@ def _require_working_fields(model: PreTrainedModel, source: ModelSource) -> None
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Raise ConfigError if ``tokens``, the value of ``wanted``, exceeds the model's positions."""
+    """Raise ConfigError if ``tokens``, the value of key(s) ``wanted``, exceeds the positions."""
     limit = getattr(model.config, "max_position_embeddings", None)  # GPT-2's config has it too
     if limit is not None and tokens > limit:
         raise ConfigError(
@@ -375,7 +375,7 @@ def _call_compiled_unless_kv_cache(
 def set_dropout(model: PreTrainedModel, probability: float) -> None:
     """Set every dropout probability of the model, in its config and in the built modules.
 
-    No layer is skipped: ranks that shard the weights would skip different layers.
+    LayerDrop becomes 0: ranks that shard the weights would skip different layers.
     """
     wanted = dict.fromkeys(DROPOUT_FIELDS, probability) | {LAYERDROP: 0.0}
     for name, value in wanted.items():

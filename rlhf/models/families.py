@@ -89,7 +89,7 @@ def find_decoder_modules(model: PreTrainedModel, *, tokens: int) -> DecoderModul
     if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
         return None
     blocks = [_find_block_modules(block, family.block) for block in layers]
-    # By the weights: config.json may have fields that the family does not read.
+    # Read widths from the weights: config.json may have fields that the family ignores.
     widths = [module.out_features for module in blocks[0].query_key_value]
     joined = sum(widths) // 3
     query, key, *_ = widths if len(widths) > 1 else (joined, joined)

@@ -79,8 +79,8 @@ def logprobs_at(
 ) -> TokenLogprobs:
     """Apply the ``OutputLayer`` at ``positions`` only; return log-probs and entropies (N,)."""
     hidden_NH = hidden_BSH[positions.rows_N, positions.columns_N]
-    found: TokenLogprobs = output(hidden_NH, positions.ids_N, options)
-    return found
+    logprobs: TokenLogprobs = output(hidden_NH, positions.ids_N, options)
+    return logprobs
 
 
 def replace_output_layer(pretrained: PreTrainedModel) -> bool:

@@ -40,7 +40,7 @@ class ModelUse:
     successive_weights: int = 0
     """Weights of further scorers, which score every text in turn and are trained in turn."""
     is_own_reference: bool = False
-    """True if the model without its trained weights, such as an adapter, is also the reference."""
+    """True if the model without its trained weights, such as adapters, is also the reference."""
     is_stored: bool = False
     """True if checkpoints store the weights of the frozen model."""
     scores_at_once: bool = False
@@ -51,8 +51,8 @@ class ModelUse:
     @cached_property
     def weights(self) -> int:
         """Return the number of all weights."""
-        first = self.shape.scorer_weights if self.is_scorer else self.shape.weights
-        return first + self.extra_weights + self.successive_weights
+        base = self.shape.scorer_weights if self.is_scorer else self.shape.weights
+        return base + self.extra_weights + self.successive_weights
 
 
 def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions: float) -> float:
@@ -64,7 +64,7 @@ def forward_flops(model: ModelUse, *, sequences: float, tokens: float, positions
     # A training step runs only one scorer, and all scorers cost about the same.
     further = 0 if model.trained else model.successive_weights
     products = 2 * (shape.linear_layer_weights + model.extra_weights + further) * tokens
-    # 4 FLOPs per pair of tokens, for half of all pairs, since attention is causal.
+    # 4 FLOPs per element of a head and pair of tokens; causal attention has half of all pairs.
     attention = 2 * shape.layers * shape.heads * shape.head_dim * tokens * tokens
     width = 1 if model.is_scorer else shape.vocab
     return sequences * (products + attention + 2 * width * shape.embedding * positions)
@@ -112,7 +112,7 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
 
 
 class Costs(Part):
-    """What a method adds to a plan; its own functions add nothing. No torch is imported."""
+    """Base class of what a method adds to a plan (by default nothing), without importing torch."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:  # noqa: ARG002
         """Return ``model`` as the method changes it in ``phase``: its trained weights or copies."""
@@ -153,8 +153,8 @@ def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, Mod
                 return {Role.actor: policy, **reward}
             has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
             critic = {Role.critic: scorer} if has_critic else {}
-            given = (method.reference(config, phase) for method in methods_in_use(config))
-            reference = next((source for source in given if source is not None), policy)
+            replacements = (method.reference(config, phase) for method in methods_in_use(config))
+            reference = next((source for source in replacements if source is not None), policy)
             return {Role.actor: policy, **critic, Role.reference: reference, **reward}
 
 
@@ -165,9 +165,9 @@ def _build_model_use(config: RunConfig, source: tuple[str, ModelConfig], role: R
         raise UnknownModelError(_unknown_shape_message(key, model))
     is_scorer = role in (Role.reward_training, Role.critic, Role.reward)
     weights = shape.scorer_weights if is_scorer else shape.weights
-    own = config.reward_model if is_scorer else config.model
-    checkpointing = own.gradient_checkpointing
-    layers = shape.layers if checkpointing is True else min(int(checkpointing), shape.layers)
+    group = config.reward_model if is_scorer else config.model
+    checkpointing = group.gradient_checkpointing
+    recomputed = shape.layers if checkpointing is True else min(int(checkpointing), shape.layers)
     return ModelUse(
         role=role,
         shape=shape,
@@ -175,7 +175,7 @@ def _build_model_use(config: RunConfig, source: tuple[str, ModelConfig], role: R
         trained=0 if role.is_frozen else weights,
         extra_weights=0,
         layers=0 if role.is_frozen else shape.layers,
-        checkpointed=0 if role.is_frozen else layers,
+        checkpointed=0 if role.is_frozen else recomputed,
     )
 
 

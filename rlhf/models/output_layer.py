@@ -157,9 +157,9 @@ class _FusedLogprobs(torch.autograd.Function):
                         bias_gradient[column].add_(slope_RW.sum(dim=0, dtype=exact))
                 if part_WH is not None and sum_WH is not None and is_rounded:
                     part_WH.copy_(sum_WH)
-        found = (hidden_gradient, weight_gradient, bias_gradient)
-        of_tensors = (None if each is None else each.to(hidden_NH.dtype) for each in found)
-        return *of_tensors, None, None, None, None
+        exact_gradients = (hidden_gradient, weight_gradient, bias_gradient)
+        gradients = (None if x is None else x.to(hidden_NH.dtype) for x in exact_gradients)
+        return *gradients, None, None, None, None
 
 
 def _block_logits(

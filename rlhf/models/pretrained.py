@@ -1,8 +1,8 @@
 """Load a model from a folder or the hub, and check that its weights match its config.json.
 
-A model is built, and its weights sharded or sent to the device, one at a time. The weights of a
-folder are memory-mapped: every rank reads only the part that it keeps. Random weights are drawn
-block by block, in the order of an ordinary build, so they have the same values.
+Weights are sharded, or sent to the device, one at a time. The weights of a folder are
+memory-mapped: every rank reads only the part that it keeps. Random weights are drawn block by
+block, in the order of an ordinary build, so that they have the values of an ordinary build.
 """
 
 from __future__ import annotations
@@ -239,11 +239,11 @@ def _load_base_model(
 
 def require_trainable(fields: Mapping[str, Any], refuse: Callable[[str], RlhfError]) -> None:
     """Raise ``refuse(reason)`` for huge counts, or quantized or redirected weights, in a config."""
-    rest: list[Any] = [fields]
-    while rest:
-        each = rest.pop()
+    pending: list[Any] = [fields]
+    while pending:
+        each = pending.pop()
         for key, value in each.items() if isinstance(each, Mapping) else ():
-            rest.append(value)
+            pending.append(value)
             if key in COUNTS and isinstance(value, int) and value > MOST:
                 raise refuse(f"its config has {key}={value}; must be {MOST} or less")
             if key == "quantization_config" and value:

@@ -103,7 +103,7 @@ def _plain_shape(
 ) -> ModelShape:
     """Return the shape of a decoder with one QKV matrix, biases everywhere and LayerNorm.
 
-    The fields ``own`` replace those of such a decoder.
+    ``own`` are the fields of the result that differ from the fields of such a decoder.
     """
     plain = {
         "kv_heads": heads,
@@ -120,7 +120,7 @@ def _plain_shape(
 
 
 def _head_weights(c: Mapping[str, Any], width: int, *, tied_by_default: bool) -> int:
-    """Return the weights of the head; ``tied_by_default`` is the default of the config class."""
+    """Return the weights of the head; ``tied_by_default`` is the config class's default."""
     return 0 if c.get("tie_word_embeddings", tied_by_default) else c["vocab_size"] * width
 
 
@@ -219,8 +219,8 @@ def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
         ffn=c.get("n_inner") or 4 * hidden,
         outside=(c["vocab_size"] + c.get("n_positions", 1024)) * hidden + 2 * hidden,
         head=_head_weights(c, hidden, tied_by_default=True),
-        # Its own activation has several products and a tanh: autograd saves each one's input.
-        wide_copies=5 if c.get("activation_function", "gelu_new") in OWN else 2,
+        # gelu_new consists of several products and a tanh, and autograd saves all their inputs.
+        wide_copies=5 if c.get("activation_function", "gelu_new") in STEPWISE else 2,
     )
 
 
@@ -238,7 +238,7 @@ def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:
     return replace(shape, layer_vectors=shape.layer_vectors + 2 * shape.hidden, norms=4)
 
 
-OWN = ("gelu_new", "gelu_fast")  # activations that transformers computes step by step in Python
+STEPWISE = ("gelu_new", "gelu_fast")  # transformers computes these with several operations
 
 # model_type of the HF config -> function that computes the shape from the config's fields
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], ModelShape]] = {

@@ -186,14 +186,14 @@ class Tokens(NamedTuple):
 
     @property
     def last_id(self) -> int:
-        """Return the largest id that a policy may write: any but that of a separate padding."""
+        """Return the largest id that a policy may write; it writes no separate padding token."""
         return max(i for text, i in self.ids.items() if text == self.end or text != self.pad)
 
 
 def read_tokens(model: ModelConfig, *, key: str) -> Tokens | None:
     """Return the tokens of ``model``, the value of ``key``, without importing transformers.
 
-    None is returned if no local folder shows them, as with a tokenizer that the run trains.
+    Returns None if no local folder has them, for example if the run trains the tokenizer.
     """
     folder = Path(str(tokenizer_place(model, key=key)[1])).expanduser()
     try:
@@ -208,7 +208,7 @@ def read_tokens(model: ModelConfig, *, key: str) -> Tokens | None:
         ids |= {each["content"]: int(number) for number, each in added.items()}
         named = (settings.get(key) for key in ("eos_token", "pad_token"))
         end, pad = (each["content"] if isinstance(each, dict) else each for each in named)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # as old files are
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # older formats
         return None
     end = model.end_token or end
     return Tokens(ids, end, pad) if isinstance(end, str) else None
@@ -225,7 +225,7 @@ def check_same_tokens(
 ) -> None:
     """Raise ConfigError unless ``other``, of config key ``name``, reads what ``actor`` writes.
 
-    Each token must have the same id, but for a separate padding token. More tokens are no harm.
+    Each token must have the same id, except a separate padding token; ``other`` may have more.
     """
     texts = {number: text for text, number in other.ids.items()}
     wrong = [
@@ -241,9 +241,9 @@ def check_same_tokens(
             f"{way_out}"
         )
     if actor.end != other.end:
-        key = ", or if it was trained on that one too: reward_model.tokenizer=FOLDER_OF_MODEL"
+        advice = ", or if it was trained on both: reward_model.tokenizer=FOLDER_OF_MODEL"
         raise ConfigError(
             f"{name} ({place}) has the end token {other.end!r} and model {actor.end!r}, at which "
             f"scores are read: use model.end_token={other.end!r}"
-            f"{key * (name == 'reward_model')}"
+            f"{advice * (name == 'reward_model')}"
         )

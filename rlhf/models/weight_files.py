@@ -22,7 +22,7 @@ FLOATS = {
 }
 # Names of masks and positions, which old versions of transformers saved; models compute them.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
-SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # files that transformers prefers
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # of a distributed checkpoint
 NAMED = 3  # maximum number of tensors to name in an error
 
 
@@ -40,7 +40,7 @@ def stored_tensor_dtypes(source: ModelSource) -> dict[str, str]:
     """Return the safetensors dtype of each tensor of ``source``, without masks and positions.
 
     Raises:
-        CheckpointError: if the files do not match their index, or a dtype is no float.
+        CheckpointError: if the files do not match their index, or a dtype is not one of ``FLOATS``.
         Exception: any error of safetensors or transformers if a file cannot be read.
     """
     files, index = _weight_files(source)
@@ -69,7 +69,7 @@ def dtypes_in_file(path: str) -> dict[str, str]:
 
 
 def require_float_dtypes(types: Mapping[str, str], source: ModelSource) -> None:
-    """Raise a CheckpointError if there are no tensors, or the dtype of a tensor is no float."""
+    """Raise a CheckpointError if there are no tensors, or a dtype is not one of ``FLOATS``."""
     odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
     if odd or not types:
         raise source.build_error(

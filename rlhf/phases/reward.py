@@ -233,7 +233,7 @@ class RewardTrainer(Part):
 
     @classmethod
     def build(cls, context: RunContext, steps: list[PairStep], _pairs: Dataset) -> Self:
-        """Return the trainer that takes ``steps``, and then its own steps on tokenised pairs."""
+        """Return the trainer; a method's trainer may add steps on ``_pairs`` to ``steps``."""
         return cls(context, steps)
 
     @property
@@ -252,7 +252,7 @@ class RewardTrainer(Part):
         return torch.tensor([weights])
 
     def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
-        """Yield values (B, S): of each model to evaluate, or to train if ``trains``."""
+        """Yield the values (B, S) of each model to train (if ``trains``) or to evaluate."""
         yield self.engines["model"](ids_BS)
 
     def swap_in_final_weights(self) -> AbstractContextManager[None]:
@@ -410,12 +410,12 @@ class ResponseTrainer(RewardTrainer):
 
 
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
-    """Build the trainer for tokenised ``pairs``: a method's trainer, or one of the core's."""
+    """Build the trainer for tokenised ``pairs``: a method's trainer, if any, or the core's."""
     steps = plan_pair_steps(context, pairs, context.config.reward.epochs, "shuffle")
     kind = RewardTrainer if context.config.reward.unpaired is None else ResponseTrainer
     methods = methods_in_use(context.config)
-    given = classes_of(RewardTrainer, (method.reward_trainer() for method in methods))
-    return (given or [kind])[0].build(context, steps, pairs)
+    from_methods = classes_of(RewardTrainer, (method.reward_trainer() for method in methods))
+    return (from_methods or [kind])[0].build(context, steps, pairs)
 
 
 def plan_pair_steps(

@@ -1,8 +1,8 @@
 """Compute a part of the score in a process of its own, so that it cannot hang the run.
 
 Requests and answers are lines of JSON on a socket. The first request is the part's configuration;
-its answer is whether the part can be used. Each later request is a batch of responses; its answer
-is the fields of ``PartScores`` or ``{"error": "..."}``. What a function prints goes to stderr.
+its answer has the names of its criteria. Each later request is a batch of responses; its answer
+has the fields of ``PartScores``. A failure is ``{"error": "..."}``. Prints go to stderr.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class IsolatedReward:
         self.name, self.part, self._run_dir = name, part, run_dir
         self.rows = 0  # number of responses in the latest request
         self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
-        self._not_asked: FailureError | None = None
+        self._send_failure: FailureError | None = None
         self._start_process()
 
     def _start_process(self) -> None:
@@ -83,14 +83,14 @@ class IsolatedReward:
     def send_answers(self, answers: Answers) -> None:
         """Send a batch to score; if this fails, ``receive_scores`` raises the error."""
         self.rows = len(answers.responses)
-        self._not_asked = None
+        self._send_failure = None
         try:
             if self._process.has_ended():
                 self._start_process()
             self._set_deadline(self.part.timeout_seconds)
             self._send(answers._asdict())
         except (ConfigError, FailureError) as error:
-            self._not_asked = FailureError(str(error))
+            self._send_failure = FailureError(str(error))
 
     def receive_scores(self) -> PartScores:
         """Return the scores of the batch; NaN replaces a score that is too large or not finite.
@@ -99,8 +99,8 @@ class IsolatedReward:
             FailureError: if the part took too long, raised an error, ended or returned anything
                 but one number for each response.
         """
-        if self._not_asked is not None:
-            raise self._not_asked
+        if self._send_failure is not None:
+            raise self._send_failure
         answer = self._receive()
         if "error" in answer:
             raise FailureError(str(answer["error"]))
@@ -176,14 +176,14 @@ def serve_scores(descriptor: int) -> None:
 
 
 def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
-    """Yield the answer to each request: first whether the part can be used, then its scores."""
-    given = next(messages, None)
-    if given is None:
+    """Yield the answer to each request: the part's criteria, then the scores of each batch."""
+    request = next(messages, None)
+    if request is None:
         return
     try:
-        part = RewardTerm(**given["part"] | {"kind": AnyRewardKind(given["part"]["kind"])})
+        part = RewardTerm(**request["part"] | {"kind": AnyRewardKind(request["part"]["kind"])})
         with translate_errors(lambda reason: ConfigError(f"kind={part.kind}: {reason}")):
-            scorer, criteria = _build_scorer(part, Path(given["run_dir"] or ""))
+            scorer, criteria = _build_scorer(part, Path(request["run_dir"] or ""))
     except RlhfError as error:
         yield {"error": str(error)}
         return

@@ -102,9 +102,9 @@ Post = Callable[[Mapping[str, Any], float], Any]
 def connect_endpoint(part: RewardTerm, url: str, *, largest: int = LARGEST_ANSWER) -> Post:
     """Return a function that posts a JSON object to ``url``, and returns the JSON of the answer.
 
-    Several threads may call it at the same time. Its second argument is the time of
-    ``time.monotonic`` until which it may take. It raises RewardError if the last attempt fails, or
-    the answer has more than ``largest`` bytes.
+    Several threads may call the function at the same time. Its second argument is its deadline by
+    ``time.monotonic``. It raises RewardError if the last attempt fails, or the answer has more than
+    ``largest`` bytes.
 
     Raises:
         ConfigError: if the token's environment variable is not set, or the URL has no listener.

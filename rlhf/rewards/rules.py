@@ -1,4 +1,4 @@
-"""Rewards by rule: each function returns a ``ScoreFunction`` whose scores lie between 0 and 1."""
+"""Rewards by rule: each builder returns a ``ScoreFunction`` whose scores lie between 0 and 1."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PartScores(NamedTuple):
 
     scores: Sequence[float]
     criteria: Mapping[str, Sequence[float]] = {}  # scores by criterion, of a part that has criteria
-    problem: str = ""  # why the first of the failures failed, if the part knows
+    problem: str = ""  # the reason of the first failure, if the part returns it
     steps: Sequence[Sequence[tuple[int, float]]] = ()
     """The steps of each response, of a part that scores steps: the character at which the step
     ends, and the step's share of the score."""
@@ -69,8 +69,8 @@ def build_stop_rule(_: RewardTerm) -> ScoreFunction:
 def build_pattern_rule(part: RewardTerm) -> ScoreFunction:
     """Return a rule that scores 1 if ``pattern`` matches part (``whole``: all) of the response."""
     expression = re.compile(str(part.pattern))
-    found = expression.fullmatch if part.whole else expression.search
-    return lambda answers: [float(found(each.strip()) is not None) for each in answers.responses]
+    find = expression.fullmatch if part.whole else expression.search
+    return lambda answers: [float(find(each.strip()) is not None) for each in answers.responses]
 
 
 def build_exact_rule(part: RewardTerm) -> ScoreFunction:

@@ -1,4 +1,4 @@
-"""Seal a judge: it judges with the code and data that the run began with, from a private copy.
+"""Seal a judge: it runs from a private copy of the code and data with which the run began.
 
 The seal is one hash of the judge's module and of its ``files``. It is stored in the frozen
 configuration; every process of the judge compares it with the hash of its own copy.
@@ -74,8 +74,8 @@ def _hash_all(root: Path, names: list[str]) -> str:
 def sealed_copy(part: RewardTerm) -> Iterator[None]:
     """Make a private copy of a judge from which this process imports it; then remove the copy.
 
-    Afterwards only this process has the code and data, and no other process of the same user can
-    read its memory: the system refuses that of a process that is not dumpable.
+    Afterwards this copy is only in the memory of this process, which no other process of the same
+    user can read: the system refuses to show the memory of a process that is not dumpable.
 
     Raises:
         ConfigError: if the copy does not have the seal.

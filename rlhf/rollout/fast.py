@@ -173,12 +173,12 @@ class FastRollout:
     ) -> GraphedDecoder:
         """Return the decoder that was kept if it fits, otherwise a new decoder."""
         weights = [parameter.data_ptr() for parameter in model.parameters()]
-        place = self.kept or KeptDecoder()
-        kept, place.decoder = place.decoder, None
+        holder = self.kept or KeptDecoder()
+        kept, holder.decoder = holder.decoder, None
         if kept is not None and kept.can_serve(extent, weights):
             kept.refresh_weight_copies()
             kept.sampling = self.sampling
-            place.decoder = kept
+            holder.decoder = kept
             return kept
         del kept  # frees the old decoder's memory before the new decoder allocates
         fused = FusedDecoder(
@@ -188,14 +188,14 @@ class FastRollout:
             tokens=extent.columns,
             dtype=self.settings.dtype,
         )
-        place.decoder = GraphedDecoder(
+        holder.decoder = GraphedDecoder(
             fused,
             self.sampling,
             end_ids=end_token_ids(model),
             extent=extent,
             weights=weights,
         )
-        return place.decoder
+        return holder.decoder
 
     def _autocast_context(self, decoder: Decoder | DrawingDecoder) -> AbstractContextManager[None]:
         """Return a context that switches autocast off, except for ``CacheDecoder``.
@@ -232,7 +232,7 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class Sampled(NamedTuple):
-    """One response: token ids, their log-probabilities, and whether it ended before the limit."""
+    """One response: token ids, their log-probabilities, and whether it ended by itself."""
 
     ids: list[int]
     logprobs: list[float]

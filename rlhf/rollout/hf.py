@@ -142,9 +142,9 @@ def replace_generation_config(settings: GenerationConfig, policy: Any) -> Iterat
     transformers fills unset fields from the checkpoint's own generation config. A repetition
     penalty from it would change the distribution from which tokens are sampled.
     """
-    own = policy.generation_config
+    original = policy.generation_config
     policy.generation_config = settings
     try:
         yield
     finally:
-        policy.generation_config = own
+        policy.generation_config = original

@@ -58,8 +58,8 @@ def draw_tokens(
     whatever else is in the batch. Rows where ``barred_B`` is True cannot draw ``end_ids``. The
     log-probs equal the results of ``token_logprobs``: they ignore min-p, top-k, top-p and
     ``barred_B``.
-    With top-p the host waits for the number of tokens to sort. If it must not wait, rows that keep
-    more than ``NUCLEUS`` tokens get no valid token and the log-probability -inf.
+    With top-p the host waits for the number of tokens to sort. Without ``waits`` it does not, and
+    rows that keep more than ``NUCLEUS`` tokens get no valid token and the log-probability -inf.
     """
     bars = barred_B is not None or sampling.min_tokens > 0
     kernel = _select_draw_kernel(logits_BV, sampling)
@@ -103,11 +103,11 @@ def truncate_probabilities(
 ) -> Tensor:
     """Return the probabilities with tokens outside min-p, top-k and top-p set to 0.
 
-    They are applied in this order, which is vLLM's, and nothing is renormalised. min-p keeps tokens
-    at least ``min_p`` times as likely as the likeliest, https://arxiv.org/abs/2407.01082. top-k
-    keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least the
-    share ``top_p`` of the probability that is left. Tokens as likely as the last kept token are
-    kept too. If the host must not wait, rows that keep more than ``NUCLEUS`` tokens are all 0.
+    The three filters are applied in this order, as in vLLM; nothing is renormalised. min-p keeps
+    tokens at least ``min_p`` times as likely as the likeliest, https://arxiv.org/abs/2407.01082.
+    top-k keeps the k likeliest tokens. top-p keeps the fewest likeliest tokens that hold at least
+    the share ``top_p`` of the remaining probability. Tokens as likely as the last kept token stay
+    too. Without ``waits``, rows in which top-p keeps more than ``NUCLEUS`` tokens become all 0.
     """
     if sampling.min_p > 0.0:
         smallest_B1 = sampling.min_p * probabilities_BV.amax(dim=-1, keepdim=True)
@@ -175,9 +175,9 @@ def _find_slice(targets_B1: Tensor, ends_BN: Tensor) -> Tensor:
 
 
 def _select_draw_kernel(logits_BV: Tensor, sampling: SamplingSettings) -> DrawKernel | None:
-    """Return the sampling kernel; None if tokens are left out, or no kernel fits the logits."""
-    leaves_out = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    if leaves_out or not logits_BV.is_contiguous():
+    """Return the sampling kernel; None if ``sampling`` truncates, or no kernel fits the logits."""
+    truncates = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    if truncates or not logits_BV.is_contiguous():
         return None
     return kernels_for(logits_BV.device.type).draw_kernel(logits_BV)
 
@@ -194,7 +194,7 @@ class StopTexts:
         # A token has at least one byte, so this many tokens contain any stop text that just ended.
         self._num_tokens = max((len(text.encode()) for text in texts), default=0) + MARGIN
         # A token that completes a stop text contains its last character, or the end of this
-        # character's bytes. Only a space may come from between tokens: some decoders add it.
+        # character's bytes. Except for a space: some decoders add spaces between tokens.
         lasts = {text[-1:] for text in texts}
         self._endings = {""} if " " in lasts else lasts | {REPLACEMENT}
         self._can_complete: dict[int, bool] = {}  # by token id
@@ -205,7 +205,7 @@ class StopTexts:
     def completes_stop_text(self, response_ids: list[int], *, first: int = 0) -> bool:
         """Return True if the last token completes a stop text in the tokens from ``first`` on.
 
-        Call this after every token. Most tokens cannot complete one, so they need no decoding.
+        Call this after every token. Most tokens cannot complete a stop text; they cost no decoding.
         """
         if not self._texts:
             return False

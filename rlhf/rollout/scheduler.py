@@ -24,7 +24,7 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, Packi
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_token_logprobs
 
 PREFILL_TOKENS = 8192  # maximum number of prompt tokens per prefill, which limits its memory
-JOINING_SHARE = 8  # a prefill that needs a pass of its own waits until 1/8 of the rows are free
+JOINING_SHARE = 8  # a prefill without decoding waits until 1/8 of the rows are free
 
 
 @dataclass
@@ -246,9 +246,9 @@ class Scheduler:
     def _continue_requests(
         self, continued: list[tuple[Request, list[int]]], device: torch.device
     ) -> tuple[list[Request], Tensor]:
-        """Move paused requests behind the active rows, and prefill the token ids beside each.
+        """Move the rows of paused requests behind the active rows, and prefill the ids to add.
 
-        Return what ``_prefill`` returns.
+        Return the requests that draw a token next, and their logits, like ``_prefill``.
         """
         paused, behind = self._paused, len(self._active)
         assert paused is not None

@@ -63,8 +63,8 @@ def finish_phase(
     written = [run_dir / name for name in sorted(LOGS) if (run_dir / name).exists()]
     lines = {path.name: " ".join(mark_lines(path, phase)) for path in written}
     text = format_json(result).encode()
-    own: Identity = [len(text), sha256_of(text)]
-    write_json(folder / MANIFEST, {"files": {**files, RESULT.name: own}, "lines": lines})
+    identity: Identity = [len(text), sha256_of(text)]
+    write_json(folder / MANIFEST, {"files": {**files, RESULT.name: identity}, "lines": lines})
     write_json(folder / RESULT, result)
 
 
@@ -127,7 +127,7 @@ def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
 
 
 def mark_lines(path: Path, phase: str) -> list[str]:
-    """Return 8 digits of the hash of each of a phase's lines, which name a changed line."""
+    """Return 8 digits of the hash of each line of a phase, to detect changed lines."""
     return [sha256_of(line)[:8] for line in phase_lines(path, phase)]
 
 

@@ -28,7 +28,7 @@ class MetricInfo(NamedTuple):
 
 
 def _parse_groups(table: Mapping[str, Any]) -> dict[str, dict[str, MetricInfo]]:
-    """Return metrics by group; raise TypeError if one lacks a field or has an unknown field."""
+    """Return metrics by group; raise TypeError if a metric lacks a field or has an unknown one."""
     return {
         title: {name: MetricInfo(**entry) for name, entry in group.items()}
         for title, group in table.items()

@@ -20,7 +20,7 @@ from rlhf.methods import installed_methods
 from rlhf.run.results import finished_phases, read_phase_result
 
 PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
-# Entries of results on time and memory, and on the run that a phase is from: not on the model.
+# Entries of results about time, memory or the run that trained a phase, not about the model.
 NOT_MEASURES = ("seconds", "planned", "measured", "reused_from")
 MOST_FILES = 20  # files of data that a card lists
 LIMITS = """\
@@ -83,7 +83,7 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _limits(keys: Mapping[str, Any]) -> str:
-    """Return the list of what a run with these keys does not make its model fit for."""
+    """Return the limits of a model, as a list, from the config keys of its run."""
     limits = LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
     for method in installed_methods():
         if f"{METHODS}.{method.name}" in keys:
@@ -103,21 +103,21 @@ def _settings_of_command(
 
 
 def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the last two parts of the directory of the run, and of runs that it has phases from."""
-    given = keys.get("from_run")
-    places = {"run": str(run_dir.resolve()), "started from": given}
+    """Yield the directories of the run and of runs whose phases it reuses (last two parts)."""
+    source_run = keys.get("from_run")
+    places = {"run": str(run_dir.resolve()), "started from": source_run}
     for phase in finished_phases(run_dir):
         origin = (read_phase_result(run_dir, phase) or {}).get("reused_from")
-        places[f"{phase} of"] = None if origin == given else origin
+        places[f"{phase} of"] = None if origin == source_run else origin
     for what, place in places.items():
         if place is not None:
             yield what, _format_value(str(place))
 
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the files of data as they were when the run began; a card names few of many."""
-    given = (INPUTS.read(run_dir) or {}).items()
-    files = [pair for key, of_key in given if key.startswith("data.") for pair in of_key.items()]
+    """Yield the data files, as they were when the run began; at most ``MOST_FILES`` by name."""
+    by_key = (INPUTS.read(run_dir) or {}).items()
+    files = [pair for key, of_key in by_key if key.startswith("data.") for pair in of_key.items()]
     for path, (size, sha256) in files[:MOST_FILES]:
         yield f"file {Path(path).name}", f"{size} bytes, SHA-256 {sha256}"
     if len(files) > MOST_FILES:

@@ -77,7 +77,7 @@ class Checkpoint(NamedTuple):
         from safetensors import safe_open
 
         slices: dict[str, list[tuple[int, Any]]] = {}  # start and content of a tensor's slices
-        for path in find_files(self.folder / engine, "**/*.safetensors"):  # ordered by start too
+        for path in find_files(self.folder / engine, "**/*.safetensors"):  # by rank, thus by start
             file: Any = safe_open(path, "pt")
             for key in file.keys():  # noqa: SIM118 - no dict
                 name, _, start = key.partition("@")
@@ -190,8 +190,8 @@ def checkpoint_folders(phase_dir: Path) -> list[Path]:
     """Return the folders of a phase's checkpoints, verified or not, the latest first; no links."""
     state = phase_dir / STATE
     found = () if phase_dir.is_symlink() or state.is_symlink() else find_entries(state, "step-*")
-    own = (each for each in found if each.is_dir() and not each.is_symlink())
-    return sorted((each for each in own if each.name[5:].isdecimal()), reverse=True)
+    folders = (each for each in found if each.is_dir() and not each.is_symlink())
+    return sorted((each for each in folders if each.name[5:].isdecimal()), reverse=True)
 
 
 def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
@@ -225,8 +225,8 @@ def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
     if (files := read_json(manifest, {OTHERS: [int, str]})) is None:
         raise CheckpointError(f"{manifest} is missing.")
     try:
-        own = dict([*files.items()][ranks.rank :: ranks.size])
-        check_files(folder, own, skip={MANIFEST, *files} - own.keys())
+        share = dict([*files.items()][ranks.rank :: ranks.size])
+        check_files(folder, share, skip={MANIFEST, *files} - share.keys())
         state = read_json(folder / STATE_JSON, STATE_FORM, keeps_nan=True)
         found = Checkpoint(folder, state["step"], state)
         if folder != checkpoint_folder(folder.parents[1], found.step):

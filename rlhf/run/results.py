@@ -91,7 +91,7 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
 
 
 def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> list[str]:
-    """Append the hashes of the files that begin a run, and the ``environment`` that computes it.
+    """Append the hashes of the files that define a run, and the ``environment`` that computes it.
 
     Return how the environment differs from that of the last attempt.
     """
@@ -105,7 +105,7 @@ def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> list[str]:
 
 
 def read_attempts(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the attempts at a run, the first first; [] if an older version ran it."""
+    """Return the attempts at a run, oldest first; [] if an older version ran it."""
     found = ATTEMPTS.read(run_dir) or {"attempts": []}
     return list(found["attempts"])
 

@@ -99,7 +99,7 @@ def _start_condition(wrong: Callable[[float, float], bool]) -> Condition:
 
 
 def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
-    """Return True if the gold score fell since its best evaluation while the score rose.
+    """Return True if the gold score has fallen since its best value while the score has risen.
 
     Means of a few evaluations in a row are compared: a single evaluation is too noisy.
     """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rlhf.run.step_alarms import Alarm
 
-ENDS = 10  # times tracking.timeout_seconds: how long a tracker may start, conclude and finish
+ENDS = 10  # times tracking.timeout_seconds: limit of a tracker's start, conclude and finish
 
 
 class Token(NamedTuple):
@@ -48,9 +48,9 @@ class Tracker:
     """
 
     skips_repeats = False
-    """True: it skips lines that it has, so a resumed run sends it the lines before its checkpoint.
+    """True: a resumed run sends all earlier lines again, and the tracker skips those that it has.
 
-    It may lack them if the run was killed, or if it failed in the earlier attempt.
+    It lacks some if the run was killed, or if the tracker failed in an earlier attempt.
     """
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:

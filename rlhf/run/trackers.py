@@ -95,7 +95,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
 
     sizes = {"scalars": 1, "tensors": 1, "histograms": 1}  # keep only the last event of each tag
     last: dict[str, int] = {}
-    # Names have times, but the clock may have been set back.
+    # File names contain times, but the clock may have been set back.
     for path in find_entries(folder, "*tfevents*"):
         events = event_accumulator.EventAccumulator(str(path), sizes).Reload()
         for kind in sizes:
@@ -107,7 +107,7 @@ def _last_step_by_tag(folder: Path) -> dict[str, int]:
 def drop_logged_metrics(
     values: Mapping[str, float], step: int, last: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the metrics of a step without those whose last logged step is not before it."""
+    """Return the metrics of ``step`` that ``last`` does not have for this or a later step."""
     return {name: value for name, value in values.items() if step > last.get(name, -1)}
 
 
@@ -143,19 +143,19 @@ class IsolatedTracker:
         self._await(partial(function, self.tracker), ENDS if is_end else 1)
 
     def _await(self, function: Callable[[], Any], times: int) -> Any:
-        done, seconds = Future[Any](), times * self._seconds
-        self._calls.put((function, done))
-        if not wait([done], seconds).done:
+        future, seconds = Future[Any](), times * self._seconds
+        self._calls.put((function, future))
+        if not wait([future], seconds).done:
             raise TimeoutError(f"tracking.timeout_seconds: no answer in {seconds:g} s")
-        return done.result()
+        return future.result()
 
     def _run_calls(self) -> None:
         while True:
-            function, done = self._calls.get()
+            function, future = self._calls.get()
             try:
-                done.set_result(function())
+                future.set_result(function())
             except BaseException as error:  # a user's tracker may raise anything
-                done.set_exception(error)
+                future.set_exception(error)
 
 
 class Trackers(Tracker):
@@ -221,7 +221,7 @@ class Trackers(Tracker):
         self._call_each_tracker(lambda tracker: tracker.finish(), is_end=True)
 
     def repeat_logs(self, run_dir: Path, ppo_steps: int | None) -> None:
-        """Send what earlier attempts have logged to the rules, and trackers that skip repeats."""
+        """Send what earlier attempts logged to alarm rules, and to trackers that skip repeats."""
         for line in METRICS.read_lines(run_dir):
             self._rules.check(line["phase"], line["step"], _logged_values(line))
         repeat = partial(_repeat_logs, run_dir=run_dir, ppo_steps=ppo_steps)
@@ -248,7 +248,7 @@ def _logged_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None:
-    """Call ``tracker`` for all lines of a run's logs but alarms, if it skips what it has."""
+    """Send all lines of a run's logs, except alarms, to ``tracker`` if it skips repeats."""
     if not tracker.skips_repeats:
         return
     of_step = itemgetter("phase", "step")
@@ -262,7 +262,7 @@ def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None
 
 
 def _read_sample(line: Mapping[str, Any]) -> Sample:
-    """Return the sample of a line of samples.jsonl; numbers that it lacks are NaN."""
+    """Return the sample of a line of samples.jsonl; numbers that the line lacks are NaN."""
     score, kl = (math.nan if line.get(name) is None else line[name] for name in ("score", "kl"))
     tokens = [Token(text, *[math.nan] * 4) for text in line.get("token_texts", ())]
     parts = {"gold": line["gold"]} | line["gold_parts"] if "gold_parts" in line else None
@@ -286,11 +286,11 @@ class FileTracker(Tracker):
         """Append a line per response."""
         for sample in samples:
             line = {"phase": phase, "step": step, **sample._asdict()}
-            parts, tokens, said = (line.pop(each) for each in ("gold_parts", "tokens", "messages"))
+            parts, tokens, turns = (line.pop(each) for each in ("gold_parts", "tokens", "messages"))
             if line["weights_step"] is None:
                 del line["weights_step"]
-            if said is not None:
-                line["turns"] = said
+            if turns is not None:
+                line["turns"] = turns
             if parts is not None:
                 line |= {"gold": parts["gold"]}
                 line |= {"gold_parts": {k: v for k, v in parts.items() if k != "gold"}}

@@ -54,7 +54,7 @@ SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
     "max,last",
 )
 
-PARTS = ("samples", "eval_", "histograms")  # what a phase sends apart from a step's metrics
+PARTS = ("samples", "eval_", "histograms")  # what a phase sends separately from a step's metrics
 
 
 class WandbTracker(Tracker):

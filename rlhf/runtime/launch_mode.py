@@ -1,4 +1,4 @@
-"""Decide how the ranks of a run are started, and by which command; reads only the hostfile."""
+"""Decide how, and by which command, ranks start; reads only the hostfile and .deepspeed_env."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlhf.config.schema.run import LauncherConfig, RunConfig
 
 LAUNCHER = Path(__file__).parents[2] / "launch.py"
 DEFAULT_PORT = 29500
-# Variables of this node that ranks on other nodes would miss: settings, and secrets with the
-# command that keeps one in a file of the home folder.
+# Variables of this node that ranks on other nodes would miss: settings, and secrets, each with the
+# command that stores it in the home folder instead.
 SETTINGS = "RLHF_CACHE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_ENDPOINT HF_HUB_OFFLINE".split()
 SECRETS = {"HF_TOKEN": "hf auth login", "WANDB_API_KEY": "wandb login"}
 JOB_PORTS = range(20_000, 29_000)  # below the ports that Linux gives to clients, from 32768
@@ -137,7 +137,7 @@ def launch_commands(
 def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the address and port of the first node, to which all nodes connect.
 
-    SLURM jobs that share a node have different numbers, so they get different ports.
+    The port follows from a SLURM job's number: jobs on the same node rarely have equal ports.
     """
     task, port = find_slurm_task(environment), launcher.master_port or DEFAULT_PORT
     address = launcher.master_addr or (task.first_host if task is not None else "localhost")
@@ -176,8 +176,8 @@ def first_host(nodes: str) -> str:
 
 def _check_slurm_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
     """Check that the SLURM job has exactly one task for each node of the run."""
-    given = "SLURM_NNODES" in environment
-    on_nodes = read_whole_number(environment, "SLURM_NNODES") if given else task.size
+    has_node_count = "SLURM_NNODES" in environment
+    on_nodes = read_whole_number(environment, "SLURM_NNODES") if has_node_count else task.size
     if not task.size == on_nodes == nodes:
         raise ConfigError(
             f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "

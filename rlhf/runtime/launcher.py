@@ -63,19 +63,19 @@ def start_ranks(
     Raises:
         RlhfError: if a rank refused the run, with its message, or if a rank was lost.
     """
-    way = launch_mode(config, os.environ) if rank_from_environment() is None else None
-    leads = way is not LaunchMode.hostfile  # with a hostfile, rank 0 leads on the first node
+    mode = launch_mode(config, os.environ) if rank_from_environment() is None else None
+    leads = mode is not LaunchMode.hostfile  # with a hostfile, rank 0 leads on the first node
     try:
         with make_context(run_dir) if run_dir is not None and leads else nullcontext():
-            return _start_by_mode(config, run_dir, script, way)
+            return _start_by_mode(config, run_dir, script, mode)
     except OutOfMemoryError as error:
         less = with_less_memory(config)
-        if less is None or run_dir is None or way not in {LaunchMode.process, LaunchMode.node}:
+        if less is None or run_dir is None or mode not in {LaunchMode.process, LaunchMode.node}:
             raise
         reason = str(error).partition(". ")[0]
     sys.stderr.write(f"{reason}; continuing with smaller micro-batches\n")
     write_frozen_config(less, run_dir)
-    if way is LaunchMode.node:  # new processes do not hold the memory of the old ranks
+    if mode is LaunchMode.node:  # new processes do not hold the memory of the old ranks
         return start_ranks(less, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
@@ -99,22 +99,22 @@ def _continue_in_new_process(run_dir: Path, script: str) -> float | None:
 
 
 def _start_by_mode(
-    config: RunConfig, run_dir: Path | None, script: str, way: LaunchMode | None
+    config: RunConfig, run_dir: Path | None, script: str, mode: LaunchMode | None
 ) -> float | None:
-    if way is LaunchMode.process:
+    if mode is LaunchMode.process:
         assert run_dir is not None
         return worker.run_worker(run_dir, begun=config)
-    if way is None:
+    if mode is None:
         run_rank(run_dir, build_stderr_reporter())
     else:
         program = Program(sys.executable, script, [f"resume={run_dir}", "trust_run=true"])
         (command,) = launch_commands(config, program, os.environ)
         console = Console(quiet=run_dir is None)
         console.say(f"starting: {shlex.join(command)}")
-        if way is LaunchMode.hostfile:
+        if mode is LaunchMode.hostfile:
             _run_command(command)
         else:
-            _spawn_ranks(config, run_dir, way)
+            _spawn_ranks(config, run_dir, mode)
     return None if run_dir is None else read_objective(run_dir)
 
 
@@ -130,7 +130,7 @@ def publish_refusal(reason: str) -> None:
 
 
 def build_stderr_reporter() -> Callable[[Failure], None]:
-    """Return a function that prints on the terminal why this rank ends."""
+    """Return a function that prints on stderr why this rank ends, except after a traceback."""
     terminal = os.dup(2)  # a copy: DeepSpeed redirects stderr for seconds while it tries compilers
 
     def print_failure(failure: Failure) -> None:
@@ -146,7 +146,7 @@ def _run_command(command: list[str]) -> None:
         raise SystemExit(code)
 
 
-def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> None:
+def _spawn_ranks(config: RunConfig, run_dir: Path | None, mode: LaunchMode) -> None:
     """Start the ranks of this node with torchrun's agent and wait for them."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -158,7 +158,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
     os.environ["OMP_NUM_THREADS"] = str(num_cores_per_rank(config.hardware))
     # The agent would print a page about a failed rank; the rank's own message is enough.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = _rendezvous_options(config.launcher, way)
+    options = _rendezvous_options(config.launcher, mode)
     if ignores_job_signals():
         # SIGTERM must not end the run: submitit requeues the job at the signal that follows.
         options["signals_to_handle"] = "SIGINT"
@@ -178,9 +178,9 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
             sys.executable,
         )
         failure_file = Path(folder) / "failure.json"
-        told = [failure_file, os.getpid(), *([] if run_dir is None else [run_dir])]
+        rank_arguments = [failure_file, os.getpid(), *([] if run_dir is None else [run_dir])]
         try:
-            launch("-u", "-m", "rlhf.runtime.rank", *map(str, told))
+            launch("-u", "-m", "rlhf.runtime.rank", *map(str, rank_arguments))
         except SignalException as error:
             raise KeyboardInterrupt from error
         except ChildFailedError as error:
@@ -197,7 +197,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, way: LaunchMode) -> No
 
 
 def have_stopped(exit_codes: Collection[int]) -> bool:
-    """Return True if the ranks stopped after a step; the agent ends those that leave later."""
+    """Return True if the ranks stopped after a step; the agent sends SIGTERM to slower ranks."""
     return INTERRUPTED in exit_codes and {*exit_codes} <= {INTERRUPTED, -signal.SIGTERM}
 
 
@@ -210,9 +210,9 @@ def shutdown_seconds(grace_seconds: float) -> float:
     return 5 if ignores_job_signals() else grace_seconds + 5
 
 
-def _rendezvous_options(launcher: LauncherConfig, way: LaunchMode) -> dict[str, Any]:
+def _rendezvous_options(launcher: LauncherConfig, mode: LaunchMode) -> dict[str, Any]:
     """Return torchrun's options on where ranks connect: a SLURM job's first node, or this node."""
-    if way is not LaunchMode.slurm:
+    if mode is not LaunchMode.slurm:
         return {"run_id": uuid.uuid4().hex, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
     task = find_slurm_task(os.environ)
     assert task is not None
@@ -230,7 +230,7 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
 
     Raises:
         LostRankError: if a signal ended a rank, which the message names, or a rank lost the others.
-        RlhfError: its line is the message of a rank.
+        RlhfError: with the message of the rank that failed.
         RuntimeError: if the rank has printed a traceback.
     """
     if failure is not None and failure.kind is FailureKind.out_of_memory:

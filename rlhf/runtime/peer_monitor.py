@@ -88,8 +88,8 @@ class PeerMonitor:
 
     def _connect(self, store: Store, master: str) -> None:
         address = json.loads(store.get(ADDRESS_KEY))
-        there = (address["host"] or master, address["port"])
-        peer = socket.create_connection(there, timeout=CONNECT_S)
+        listener = (address["host"] or master, address["port"])
+        peer = socket.create_connection(listener, timeout=CONNECT_S)
         _send(peer, token=address["token"], name=self._name)
         _start_thread(self._read_messages, peer, None)
 

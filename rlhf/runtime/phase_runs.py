@@ -103,7 +103,7 @@ def library_versions() -> dict[str, str]:
 
 
 def describe_environment(config: RunConfig) -> dict[str, str]:
-    """Return, by name, all on which the rounding of a run depends, and its code."""
+    """Return, by name, the version of the code and all that the rounding of a run depends on."""
     is_on_gpu = config.hardware.device == "cuda" and torch.cuda.is_available()
     return library_versions() | {
         "code": code_version(),
@@ -131,7 +131,7 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
 
 
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Check that all measures after training are finite, since a NaN policy may score 0."""
+    """Raise RlhfError if a measure after training is not finite; a NaN policy may score 0."""
     name, value = find_objective(phases, run_dir)
     if not (bad := non_finite_names(phases)):
         return
@@ -174,12 +174,12 @@ def compare_run_with_plan(
     phases that an earlier attempt finished is added. A phase that continued after a checkpoint has
     the time of earlier attempts too. A run that took all its phases from others has no peak memory.
     """
-    own = {name: each for name, each in phases.items() if "reused_from" not in each}
-    earlier = sum(each["seconds"] for name, each in own.items() if name not in unfinished)
-    now = sum(each["seconds"] for each in own.values()) - earlier
+    trained = {name: each for name, each in phases.items() if "reused_from" not in each}
+    earlier = sum(each["seconds"] for name, each in trained.items() if name not in unfinished)
+    now = sum(each["seconds"] for each in trained.values()) - earlier
     measured = {"hours": (max(seconds_since_process_start(), now) + earlier) / 3600}
-    if own:
-        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in own.values())
+    if trained:
+        measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in trained.values())
     if not (plan := read_plan(run_dir)) or not plan["phases"]:
         return {"measured": measured}
     memory = max(each["memory_gib_per_rank"] for each in plan["phases"].values())

@@ -94,8 +94,8 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
     try:
         worker.run_worker(run_dir, meeting, end_stuck_rank)
     except RlhfError as error:
-        lacks = isinstance(error, OutOfMemoryError)
-        kind = FailureKind.out_of_memory if lacks else FailureKind.refused
+        is_out_of_memory = isinstance(error, OutOfMemoryError)
+        kind = FailureKind.out_of_memory if is_out_of_memory else FailureKind.refused
         report_failure(Failure(kind, str(error)))
         meeting.announce_failure(str(error))
         raise SystemExit(USER_ERROR) from error
@@ -115,7 +115,7 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
 def main() -> None:
     """Run a spawned rank with the arguments FAILURE_FILE LAUNCHER [RUN_DIR].
 
-    LAUNCHER is a process id; RUN_DIR is given if this node froze the run.
+    LAUNCHER is a process id; RUN_DIR is given if this node wrote the run's frozen configuration.
     """
     survive_output_errors()
     failure_file, launcher, *run_dir = sys.argv[1:]

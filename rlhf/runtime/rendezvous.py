@@ -152,8 +152,8 @@ class Rendezvous:
             assert run_dir is not None
             self._store.set(RUN_DIR_KEY, str(run_dir.resolve()))
         try:
-            told = self._store.get(RUN_DIR_KEY).decode()
-            if not told:
+            published = self._store.get(RUN_DIR_KEY).decode()
+            if not published:
                 refusal = self._store.get(REFUSAL_KEY).decode()
                 self._store.add(f"{REFUSAL_KEY}/heard", 1)
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
@@ -169,15 +169,15 @@ class Rendezvous:
             raise RlhfError(
                 f"rank 0 ended before the run began; see the error on {_store_address()}"
             ) from error
-        return Path(told)
+        return Path(published)
 
     def publish_refusal(self, reason: str) -> None:
         """As rank 0, publish the reason why there is no run, instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
-        patience = time.monotonic() + REFUSAL_WAIT_S  # the store can end with this process
+        deadline = time.monotonic() + REFUSAL_WAIT_S  # the store can end with this process
         while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 return
             time.sleep(0.1)
 
@@ -199,8 +199,8 @@ class Rendezvous:
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
-        own = Process(socket.gethostname(), os.getpid())
-        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(own))
+        this_process = Process(socket.gethostname(), os.getpid())
+        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(this_process))
         self.others = {
             rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
             for rank in range(self._size)

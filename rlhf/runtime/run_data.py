@@ -54,7 +54,7 @@ def read_datasets(config: RunConfig, say: Callable[[str], None]) -> list[RawData
 def divide_datasets(
     datasets: Sequence[RawDataset], config: RunConfig, say: Callable[[str], None]
 ) -> dict[Phase, PhaseData]:
-    """Divide the examples of ``datasets`` over the phases of a run; ``say`` prints who gets what.
+    """Divide the examples of ``datasets`` over the phases of a run; ``say`` prints the result.
 
     Raises:
         DataError: if the data is not divisible, or a phase cannot use its part.

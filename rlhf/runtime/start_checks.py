@@ -61,9 +61,9 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
     off = {m for each in installed_methods() if not each.is_on(config) for m in metrics_of(each)}
     found = []
     for metric in METRICS:
-        head, _, own = metric.partition("/eval_")
-        is_absent = own in absent or own.startswith(groups_off) or metric in off
-        if head == phase and own and not is_absent:
+        head, _, tail = metric.partition("/eval_")
+        is_absent = tail in absent or tail.startswith(groups_off) or metric in off
+        if head == phase and tail and not is_absent:
             found += _expand_name_placeholder(metric, config)
     return found
 
@@ -98,11 +98,11 @@ def result_names(config: RunConfig) -> list[str]:
         answers += ["return", "success", "turns", "truncated"]
     whens = ["before", "after", *(["after_ema"] if config.ppo.ema_beta > 0 else [])]
     answered = [f"{name}_{when}" for name in answers for when in whens]
-    own = {
+    by_phase = {
         Phase.sft: ["perplexity_before", "perplexity_after"],
         Phase.reward: ["accuracy", "calibration_error", "best_possible_accuracy", "pair_accuracy"],
         Phase.dpo: ["accuracy", "kl_to_reference", *answered],
         Phase.ppo: ["kl_to_reference", "optimum", "random_return", *answered],
     }
     every = ["steps", "seconds", "peak_memory_gib"]
-    return [f"{phase}.{name}" for phase in config.phase.order for name in own[phase] + every]
+    return [f"{phase}.{name}" for phase in config.phase.order for name in by_phase[phase] + every]

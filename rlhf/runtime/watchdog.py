@@ -53,17 +53,17 @@ def start_watchdog(
 ) -> None:
     """Start a thread that calls ``on_stuck`` once, if ``heartbeat`` has no beat for ``seconds``.
 
-    ``on_stuck`` gets a reason, which names those of the ``others`` that are suspended on this host.
+    The thread first resumes suspended ``others`` on this host; its reason for the call names them.
     """
     # A stopped rank prints its stacks as soon as it resumes, whatever it is doing.
     faulthandler.register(signal.SIGQUIT, file=2, all_threads=True)
 
     def wait_for_stall() -> None:
-        look, woken = min(1.0, seconds / 10), -math.inf
+        interval, woken = min(1.0, seconds / 10), -math.inf
         while min(heartbeat.seconds_since_beat, time.monotonic() - woken) < seconds:
             slept_at = time.monotonic()
-            time.sleep(look)
-            if time.monotonic() - slept_at > look + seconds / 2:
+            time.sleep(interval)
+            if time.monotonic() - slept_at > interval + seconds / 2:
                 woken = time.monotonic()  # this process was itself stopped: other ranks report it
         sys.stderr.write(f"rank {rank} waits; its stacks:\n")
         faulthandler.dump_traceback(file=2, all_threads=True)
@@ -76,10 +76,10 @@ def start_watchdog(
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(STACK_S)
         names = [f"rank {each} on {process.host}" for each, process in stopped.items()]
-        found = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
+        advice = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
         on_stuck(
             f"no part of a step has ended for {seconds:g} seconds "
-            f"(launcher.watchdog_minutes): {found}"
+            f"(launcher.watchdog_minutes): {advice}"
         )
 
     threading.Thread(target=wait_for_stall, name="watchdog", daemon=True).start()

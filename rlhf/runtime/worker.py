@@ -178,7 +178,7 @@ def run_phases(
     if ranks.is_main:
         require_sealed_judges(config.rewards)
         write_json(run_dir / RESULT, result)
-        point_latest_to(run_dir, console.say)  # of a run that took no step
+        point_latest_to(run_dir, console.say)  # for runs that took no step
     return result
 
 
@@ -281,7 +281,7 @@ def create_or_load_tokenizer(
     It is the tokenizer of ``model``, or of ``reward_model`` if the run trains only a reward model.
 
     Raises:
-        ConfigError: if a pretrained reward model has other tokens than the actor.
+        ConfigError: if a pretrained reward model or reference has other tokens than the actor.
     """
     folder = run_dir / "tokenizer"
     key, owner = tokenizer_base(config)
@@ -304,8 +304,8 @@ def create_or_load_tokenizer(
                 tokenizer.save_pretrained(building)
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if (model := given_reward_model(config)) is not None:
-        theirs = load_or_train_tokenizer(model, key="reward_model", texts=())
-        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
+        reward_tokenizer = load_or_train_tokenizer(model, key="reward_model", texts=())
+        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, reward_tokenizer))
         check_same_tokens(own, other, place=str(model.path))
     for method in methods_in_use(config):
         for phase in config.phase.order:
@@ -325,7 +325,7 @@ def _check_tokens_of_reference(
 
 
 def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
-    """Yield a warning for each given model that has fewer embeddings than ``tokens``."""
+    """Yield a warning for each pretrained model that has fewer embeddings than ``tokens``."""
     for key, model in dict(starting_models(config, config.phase.order[-1])).items():
         rows = config_fields(model, key=key).get("vocab_size")
         if model.init is ModelInit.pretrained and isinstance(rows, int) and rows < tokens:

@@ -69,32 +69,32 @@ class PpoEvaluation:
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
-        """Return 95 % intervals of mean gains: those of GAINS, and those of rewards of weight 0."""
+        """Return 95 % intervals of the mean gains in GAINS, and in rewards whose weight is 0."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        found = {}
+        limits = {}
         for name in (each for each in (*GAINS, *judges) if each in before):
             pairs = zip(before[name], after[name], strict=True)
             gain = mean_with_interval([b - a for a, b in pairs])
             if math.isfinite(gain.half):  # False for a single prompt, or if a score is not finite
-                found[name] = [gain.low, gain.high]
+                limits[name] = [gain.low, gain.high]
         result: dict[str, Any] = {
-            f"{title}_gain_ci": found[name] for name, title in GAINS.items() if name in found
+            f"{title}_gain_ci": limits[name] for name, title in GAINS.items() if name in limits
         }
-        if told := {title: found[name] for name, title in judges.items() if name in found}:
-            result["judge_gains"] = told
+        if gains := {title: limits[name] for name, title in judges.items() if name in limits}:
+            result["judge_gains"] = gains
         return result
 
     def _environment_comparison_values(self) -> dict[str, float]:
-        """Return the optimal and the random return of the run's environment, if known."""
+        """Return the returns of the optimal and of a random policy in the environment, if known."""
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 
     def write_samples(
         self, targets: HeldOutTargets, *, step: int, ends_with: int | None = None
     ) -> None:
-        """Log answers to a few held-out prompts; after the last step also by the actor's variants.
+        """Log answers to a few held-out prompts; after the last step also answers of variants.
 
         ``ends_with`` is the step of the weights that PPO ends with (checkpoint.load_best); None:
         more steps follow. Prompts and random numbers are the same at every step, so that answers

@@ -1,7 +1,7 @@
 """The hooks by which options and methods take part in PPO; the phase and its trainer call them.
 
-``hook_classes`` has their order: each function of a hook is called on all hooks in this order. A
-hook that changes an argument receives the argument as the previous hook returned it.
+Each function is called on all hooks, in the order in which ``hook_classes`` returns the classes.
+A hook that changes an argument receives the argument as the previous hook returned it.
 """
 
 # ruff: noqa: ARG002, ARG003 - the methods of the base class ignore their arguments
@@ -42,7 +42,7 @@ class ActorVariant(NamedTuple):
 
 
 class PpoHook(Part):
-    """The base class of the hooks of options and methods in PPO. Its own functions change nothing.
+    """The base class of the hooks of options and methods in PPO; by default, hooks change nothing.
 
     ``rlhf.methods.Method.hook`` returns the class of a method's hook.
     """
@@ -69,7 +69,7 @@ class PpoHook(Part):
     # PPOTrainer calls the methods from here to ``finish_step``.
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps from scores to advantages: more at the end, or with one replaced."""
+        """Return the steps from scores to advantages: one replaced, or more added at the end."""
         return steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
@@ -90,7 +90,7 @@ class PpoHook(Part):
     # The function ``run_ppo`` calls the methods from here on.
 
     def prepare(self, trainer: PPOTrainer, loader: PromptLoader) -> dict[str, StatefulWithTensors]:
-        """Prepare for the first step; return the objects that checkpoints store, by name."""
+        """Prepare for the first step; return further objects that checkpoints store, by name."""
         return {}
 
     def prepare_rollout(

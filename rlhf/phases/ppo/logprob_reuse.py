@@ -21,7 +21,7 @@ from rlhf.phases.ppo.hooks import PpoHook
 
 # Metric: mean absolute difference of a token's log-prob in sampling and training, at equal weights.
 MISMATCH = "ppo/logprob_mismatch"
-LARGE = 0.1  # nats; a larger mismatch changes the token's ratio by more than a tenth
+LARGE = 0.1  # nats; a mismatch of this size changes the token's ratio by about a tenth
 
 
 class LogprobReuse:
@@ -42,7 +42,7 @@ class LogprobReuse:
     ) -> None:
         self._config = config
         layers = () if actor is None else actor.modules()
-        # Dropout of attention has no layer; adapters' dropout has, and no key of ppo.
+        # Read both: attention's dropout has no layer, and adapters' dropout has no key of ppo.
         self._drops = ppo.actor_dropout > 0 or any(
             isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers
         )
@@ -67,11 +67,11 @@ class LogprobReuse:
     def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
         """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        It cannot after an earlier update on the rollout, under dropout, or if an older policy
-        sampled the rollout.
+        This is impossible after an earlier update on the rollout, under dropout, or if an older
+        policy sampled the rollout.
         """
-        is_measured = rollout.reuses_logprobs and not updates and not self._drops
-        return is_measured and self._is_comparable
+        is_measurable = rollout.reuses_logprobs and not updates and not self._drops
+        return is_measurable and self._is_comparable
 
     def mismatch_metrics(self, rollout: Rollout) -> Metrics:
         """Return metrics of the mismatch between the backend's and recomputed log-probabilities.

@@ -208,9 +208,9 @@ class PPOTrainer:
 
         # 5. Steer the KL coefficient of the next rollout.
         names = engine.config.rewards
-        found = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
-        found |= self._reuse.mismatch_metrics(rollout)
-        values = values_to_log(ranks.reduce_metrics(found | learned), updates)
+        measured = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
+        measured |= self._reuse.mismatch_metrics(rollout)
+        values = values_to_log(ranks.reduce_metrics(measured | learned), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.adapt_to_kl(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log the step's metrics.
@@ -266,7 +266,7 @@ class PPOTrainer:
                 yield deal_mini_batch(rollout, rows, ranks, micro=plan.micro)
 
     def _exceeds_update_kl(self, learned: Metrics) -> bool:
-        """Return True if the KL from the sampler, over all ranks, is above stop_update_kl."""
+        """Return True if KL(sampler || policy), over all ranks, is above stop_update_kl."""
         limit, key = self.config.stop_update_kl, "ppo/sampler_kl"
         if limit is None or key not in learned:
             return False

@@ -65,9 +65,9 @@ class MicroBatch(NamedTuple):
 def gather_rollout(
     rollout: Rollout, advantages: Advantages, ranks: Ranks
 ) -> tuple[Rollout, Advantages]:
-    """Return what the losses need of the rows of all ranks, in the host's memory, on every rank.
+    """Return, on every rank, the rows of all ranks in host memory, with what the losses need.
 
-    On one rank, the arguments are returned.
+    With one rank, the arguments are returned unchanged.
     """
     if ranks.size == 1:
         return rollout, advantages
@@ -87,7 +87,7 @@ def gather_rollout(
 
 
 def deal_mini_batch(rollout: Rollout, rows: list[int], ranks: Ranks, *, micro: int) -> list[int]:
-    """Return this rank's share of the ``rows`` of a mini-batch: as many tokens as other ranks'."""
+    """Return this rank's share of a mini-batch's ``rows``; ranks get about equally many tokens."""
     if ranks.size == 1:
         return rows
     tokens = sequence_lengths(rollout.prompts, rollout.responses)
@@ -156,7 +156,7 @@ class SurrogateInputs(NamedTuple):
     """The tensors (B, T) from which a surrogate loss is computed."""
 
     logprobs_BT: Tensor
-    old_logprobs_BT: Tensor  # of the policy in the ratio
+    old_logprobs_BT: Tensor  # of the policy in the ratio's denominator
     advantages_BT: Tensor
     keep_BT: Tensor
     sampled_logprobs_BT: Tensor  # of the policy that sampled, from which distances are measured
@@ -235,13 +235,13 @@ class Objective(NamedTuple):
             batch.keep_BT,
             batch.sampled_logprobs_BT,
         )
-        loss, of_surrogate = self.surrogate(inputs, self.config, self.mean.total)
-        penalty, found = self._penalty(policy, batch)
+        loss, surrogate_metrics = self.surrogate(inputs, self.config, self.mean.total)
+        penalty, metrics = self._penalty(policy, batch)
         if self.measures_mismatch:
             written_BT = batch.sequences.keep_BT
-            found |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, written_BT)
+            metrics |= logprob_mismatch(policy.logprobs_BT, batch.logprobs_BT, written_BT)
         total = (loss.loss + penalty) / self.mean.divisor
-        return total, loss_metrics("ppo", loss) | of_surrogate | found
+        return total, loss_metrics("ppo", loss) | surrogate_metrics | metrics
 
     def critic_loss(self, values_BT: Tensor, batch: MicroBatch) -> tuple[Tensor, Metrics]:
         """Return ``value_coef`` times the value loss, and its metrics."""

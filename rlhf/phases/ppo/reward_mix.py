@@ -151,7 +151,7 @@ class RewardMix:
     ) -> Tensor:
         """Return the scores (B, T) of steps, each at the token that completes the step.
 
-        The last token of a response has the score of its last step, or all of its ``fallback``.
+        The last token gets the last step's score or, if the response has no score, ``fallback``.
         """
         rewards_BT = torch.zeros(responses.ids_BT.shape)
         rows = zip(responses.ids_BT.tolist(), responses.keep_BT.sum(dim=1).tolist(), strict=True)
@@ -192,7 +192,7 @@ class RewardMix:
 
 
 def find_token(tokenizer: PreTrainedTokenizerBase, ids: list[int], end: int) -> int:
-    """Return the index of the first token up to which ``ids`` are ``end`` or more characters."""
+    """Return the index of the token with which the text of ``ids`` reaches ``end`` characters."""
 
     def count_characters(tokens: int) -> int:
         return len(tokenizer.decode(ids[:tokens], skip_special_tokens=True))
@@ -238,7 +238,7 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
 
 
 def try_reward_parts(context: RunContext) -> None:
-    """Warn of rewards, and try them on two rows of PPO's data, before any training.
+    """Print the warnings of methods, and try the rewards on two rows of PPO's data.
 
     Raises:
         RewardError: if a part without a fallback failed.

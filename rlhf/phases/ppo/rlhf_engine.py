@@ -68,7 +68,7 @@ class RLHFEngine:
 
     Raises:
         ConfigError, CheckpointError: if a model cannot be built from the configuration.
-        CapabilityError: if the rollout backend cannot run here, or not with this model.
+        CapabilityError: if the rollout backend cannot run here, or does not support the model.
     """
 
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:

@@ -97,7 +97,7 @@ def equal_scores_mask(scores_GR: Tensor) -> Tensor:
 
 
 def same_response_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
-    """Return a mask (B,), True for the commonest of the responses that two or more prompts got.
+    """Return a mask (B,), True at the most frequent response that two or more prompts got.
 
     Other repeats do not count: short right answers of different prompts are often equal.
     """
@@ -142,8 +142,8 @@ def _optimizer_values(updates: list[dict[Role, StepReport]]) -> dict[str, float]
 def _to_floats(metrics: Metrics) -> dict[str, float]:
     """Return merged metrics as floats; ``Moments`` become a mean and a standard deviation.
 
-    A mean of nothing is left out: its 0 would steer what adapts to it, such as the coefficient
-    of the entropy bonus.
+    A mean over no values is skipped: its 0 would steer controllers that adapt to it, such as the
+    entropy bonus's coefficient.
     """
     moments = {name: m for name, m in metrics.items() if type(m) is Moments}
     means = {name: m for name, m in metrics.items() if name not in moments}
@@ -183,8 +183,8 @@ def early_end_reason(config: PpoConfig, values: Mapping[str, float]) -> str | No
     limit, kl = config.stop_run_kl, values["ppo/kl_to_reference"]
     if limit is None or kl <= limit:
         return None
-    is_what = f"above ppo.stop_run_kl={limit:g}" if math.isfinite(kl) else "not finite"
-    return f"ppo/kl_to_reference={kl:.3g} is {is_what}"
+    fault = f"above ppo.stop_run_kl={limit:g}" if math.isfinite(kl) else "not finite"
+    return f"ppo/kl_to_reference={kl:.3g} is {fault}"
 
 
 class PerStage(NamedTuple):
@@ -230,9 +230,9 @@ class StepSpeed:
         parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
         # Count only the passes made: updates may end early (ppo.stop_update_kl).
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
-        here = parts._replace(train=passes * parts.train)
-        everywhere = self._ranks.sum(tokens_B.new_tensor(here).double()).tolist()
-        for part, operations, spent in zip(PerStage._fields, everywhere, seconds, strict=True):
+        rank_flops = parts._replace(train=passes * parts.train)
+        total_flops = self._ranks.sum(tokens_B.new_tensor(rank_flops).double()).tolist()
+        for part, operations, spent in zip(PerStage._fields, total_flops, seconds, strict=True):
             found[f"speed/{part}_tflops"] = operations / spent / 1e12
             found[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
         return found

@@ -130,7 +130,7 @@ class TargetMaker:
     def _run_steps(
         self, rollout: Rollout, *, kl_ctl: float = 0.0, last: TargetStep | None = None
     ) -> Targets:
-        """Run the steps up to ``last``, or what replaces it (None: all); later results are 0."""
+        """Run the steps up to ``last`` or its replacement (None: all); later results stay 0."""
         is_compared = self.config.advantage_estimator in COMPARING
         compared = self.config.responses_per_prompt if is_compared else 1
         zeros_BT = torch.zeros_like(rollout.values_BT)
@@ -262,7 +262,7 @@ def estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) 
 def subtract_own_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """With ppo.kl_placement=advantage, subtract each token's KL from its own advantage.
 
-    Other advantages do not change: https://thinkingmachines.ai/blog/on-policy-distillation.
+    No other token's advantage changes: https://thinkingmachines.ai/blog/on-policy-distillation.
     """
     if maker.config.kl_placement is not KlPlacement.advantage:
         return targets
@@ -281,7 +281,7 @@ def whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
 
 TargetStep = Callable[[TargetMaker, Targets, Rollout], Targets]
 TargetSteps = tuple[TargetStep, ...]
-# ``update_moments`` ends at ``combine_parts``: a step inserted before scaling must be its new end.
+# A step that is inserted before scaling must become the last step that ``update_moments`` runs.
 STEPS: TargetSteps = (
     combine_parts,
     scale_combined_scores,
@@ -304,9 +304,9 @@ def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
     """Return the first rollout's moments; configured reference mean and std take precedence."""
     if config.scale_reward is ScaleReward.running:
         return first
-    given_mean, given_std = config.reference_score_mean, config.reference_score_std
-    mean = first.value() if given_mean is None else given_mean
-    std = first.std() if given_std is None else given_std
+    fixed_mean, fixed_std = config.reference_score_mean, config.reference_score_std
+    mean = first.value() if fixed_mean is None else fixed_mean
+    std = first.std() if fixed_std is None else fixed_std
     total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
     return Moments(total, total.square() + std**2, torch.ones_like(total))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BackendParts(NamedTuple):
-    """The arguments that every rollout backend gets, in addition to its own keys."""
+    """The arguments that an option's rollout backend gets, in addition to the option's keys."""
 
     settings: SamplingSettings
     stop: StopTexts
@@ -54,9 +54,9 @@ def build_rollout_backend(
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. At most ``rows`` responses (None: all) are sampled at once. With
-    ``greedy`` the backend always takes the most likely token. CUDA graphs and KV cache stay in
-    ``kept``, if it is given.
+    ``dtype`` must not be auto. rollout.max_rows and ``rows`` (None: no limit) both limit how many
+    responses are sampled at once. With ``greedy`` the backend always takes the most likely token.
+    CUDA graphs and KV cache stay in ``kept``, if it is not None.
     """
     rollout = config.rollout
     rows = min((each for each in (rollout.max_rows, rows) if each), default=None)
@@ -98,7 +98,7 @@ def build_rollout_backend(
 
 
 def _find_adapter_reader(config: RunConfig) -> AdapterOf:
-    """Return the function that returns the adapter of a linear layer, or None."""
+    """Return a function from a linear layer to its adapter, or to None without an adapter."""
     if config.lora.rank > 0:
         from rlhf.options.lora.models import adapter_of
 

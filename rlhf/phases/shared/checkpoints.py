@@ -191,9 +191,9 @@ class Checkpoints:
     ) -> None:
         """Log held-out metrics of the models before the first step, or after the last step.
 
-        If ``log_evaluation`` has logged the ``values`` of the last step, only ``more`` is logged.
-        An alarm before the first step ends the run after the first step's checkpoint. After the
-        last step no alarm but not_finite ends the run: the phase saves its models.
+        With checkpoint.load_best, only ``more`` is logged after the last step: ``log_evaluation``
+        has logged the final models. An alarm before the first step ends the run after the first
+        step's checkpoint. After the last step only not_finite ends it: the phase saves its models.
         """
         logged = {**({} if self.loads_best and self.step > 0 else values), **(more or {})}
         if logged:
@@ -247,9 +247,9 @@ class Checkpoints:
             "logs": {path.name: path.stat().st_size for path in logs if path.exists()},
             "best": [self._best.value, self._best.step, self._best.waits, self._is_over],
         }
-        wanted, ranks = sum(each.total_bytes for each in tensors.values()), self._context.ranks
+        size, ranks = sum(each.total_bytes for each in tensors.values()), self._context.ranks
         try:
-            write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=wanted, ranks=ranks)
+            write_checkpoint(self._dir, self.step, streams, state, wanted_bytes=size, ranks=ranks)
             if ranks.is_main:
                 _remove_old_checkpoints(self._dir, self._config.keep, best=self._best.step)
         except SkippedError as error:
@@ -286,12 +286,12 @@ def _load_engines(engines: Mapping[str, StatefulWithTensors], checkpoint: Checkp
 
 def _export_advice(phase_dir: Path) -> str:
     """Return words for a message: how to export a phase's last checkpoint, if there is one."""
-    good = next(iter(checkpoint_folders(phase_dir)), None)
-    if good is None:
-        return "there is no checkpoint before them"
-    step = int(good.name.rpartition("-")[2])
+    last_folder = next(iter(checkpoint_folders(phase_dir)), None)
+    if last_folder is None:
+        return "there is no checkpoint from before these steps"
+    step = int(last_folder.name.rpartition("-")[2])
     words = f"{phase_dir.parent} --phase {phase_dir.name} --checkpoint {step}"
-    return f"python -m rlhf.export {words} saves what was good"
+    return f"python -m rlhf.export {words} exports the last checkpoint"
 
 
 def _remove_old_checkpoints(phase_dir: Path, keep: int, *, best: int | None) -> None:

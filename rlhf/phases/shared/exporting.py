@@ -36,7 +36,7 @@ class Export(NamedTuple):
     tensors: Mapping[str, Tensor]
     save: Callable[..., None] = save_from_stream  # writes config and streamed weights on rank 0
     write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
-    change: Callable[[Any, Stream], Stream] = lambda _, stream: stream  # before saving
+    change: Callable[[Any, Stream], Stream] = lambda _, stream: stream  # edits both before saving
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
         """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
@@ -53,7 +53,7 @@ class Export(NamedTuple):
             self.write_more(folder)
 
     def stream(self) -> Stream:
-        """Yield the names and tensors that ``write`` writes, on rank 0; others call ``write``."""
+        """Yield, on rank 0, what ``write`` would write; other ranks must call ``write(None)``."""
         stream = self.engine.stream_state(self.tensors)
         return rename_to_saved_names(self.model, self.change(self.model, stream))
 
@@ -61,8 +61,8 @@ class Export(NamedTuple):
 def build_export(config: RunConfig, engine: Engine, source: ModelSource | None = None) -> Export:
     """Build the export of the engine's language model or scorer: class, config and tensors.
 
-    Of a model with adapters, these alone may be saved, over the model in ``source``. Without
-    ``source`` all weights are saved.
+    For a model with adapters, the export may hold only the adapters, with the model in ``source``
+    as their base. Without ``source`` it holds all weights.
     """
     if config.lora.rank > 0:
         from rlhf.options.lora.models import find_export
@@ -115,9 +115,9 @@ def save_export(
     """Write a model as a Hugging Face folder; every rank must call this function.
 
     ``what`` describes the model on its model card. If the model ``answers``, the card has an
-    example call. A scorer's tokenizer and config pad with another token than the end token, at
-    which transformers then reads its score; its card has a call with ``example`` if this call gives
-    the score: a folder with only an adapter, or with more members, takes more than transformers.
+    example call. A scorer is saved with a padding token that is not the end token, so that
+    transformers reads its score at the end token. Its card has a call with ``example`` only if
+    transformers alone can compute the score, without a base model or further members.
     """
     tokenizer = context.tokenizer if answers else with_separate_padding(context.tokenizer)
     if context.ranks.is_main:
@@ -135,8 +135,8 @@ def save_export(
                 description += _format_code(scorer_example(place, example))
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
-        own = context.config.reward_model if folder.parent.name == Phase.reward else None
-        base = own.path if own and own.path else context.config.model.path
+        scorer = context.config.reward_model if folder.parent.name == Phase.reward else None
+        base = scorer.path if scorer and scorer.path else context.config.model.path
         base = None if base is None or Path(base).exists() or base.count("/") != 1 else base
         save_model(folder, export.write, tokenizer, description=description, base_model=base)
     else:

@@ -102,7 +102,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
 
 
 def require_same_tokens(config: RunConfig, _: Container[Phase]) -> None:
-    """Raise ConfigError if a pretrained reward model has no place for a token of the actor."""
+    """Raise ConfigError if a pretrained reward model cannot read each token of the actor."""
     if (model := given_reward_model(config)) is None:
         return
     key, owner = tokenizer_base(config)

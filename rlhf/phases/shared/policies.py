@@ -112,14 +112,14 @@ def build_reference(
     *,
     shard: Shard | None = None,
 ) -> TokenModel:
-    """Build the reference model: a copy of the initial policy, unless a method or LoRA replaces it.
+    """Build the reference: a method's model, or the initial policy (with LoRA perhaps no copy).
 
-    ``to_engine`` wraps a copy in an engine; ``shard`` shards its weights while they are loaded.
+    ``to_engine`` wraps a new model in an engine; ``shard`` shards its weights while it is loaded.
     """
     source = policy_source(config)
     for method in methods_in_use(config):
-        if (given := method.reference(config, phase)) is not None:
-            key, path = f"{given[0]}_path", str(given[1].path)
+        if (replacement := method.reference(config, phase)) is not None:
+            key, path = f"{replacement[0]}_path", str(replacement[1].path)
             path = str(expand_user_path(path, key=key))
             source = replace(source, key=key, path=path, revision=None, architecture=None)
             break

@@ -80,8 +80,8 @@ class PolicyEvaluation(NamedTuple):
     def group_means(self, group: str) -> dict[str, float]:
         """Return the means named ``group``/NAME (gold/exact, for example) by NAME."""
         prefix = f"{group}/"
-        found = {name: mean for name, mean in self.means.items() if name.startswith(prefix)}
-        return {name.removeprefix(prefix): mean for name, mean in found.items()}
+        group_means = {name: mean for name, mean in self.means.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): mean for name, mean in group_means.items()}
 
     def results(self, config: RunConfig, when: str) -> dict[str, Any]:
         """Return the entries of result.json; their names end in ``when``."""
@@ -213,7 +213,7 @@ def sample_answers(
 def _build_tokens(
     context: RunContext, rollout: Rollout, targets: TokenTargets | None, row: int
 ) -> list[Token]:
-    """Return the tokens of a response and their KL; with ``targets``, all that GAE computes."""
+    """Return a response's tokens with KL and, with ``targets``, value, advantage and reward."""
     keep_T = rollout.responses.keep_BT[row]
     columns = [rollout.responses.ids_BT, rollout.logprobs_BT - rollout.reference_logprobs_BT]
     if targets is not None:
@@ -267,7 +267,7 @@ def _answers(
 ) -> Iterator[tuple[PromptBatch, Responses, EvalRows]]:
     """Answer the prompts of all micro-batches at once; yield each micro-batch with its answers.
 
-    At once, a server gets the weights once, and no row of a decoder waits for a micro-batch's end.
+    So a server gets the weights only once, and no decoder row waits for the end of a micro-batch.
     """
     pairs = list(batches)
     prompts = join_rows([each for each, _ in pairs], pad_id=context.tokenizer.pad_token_id)

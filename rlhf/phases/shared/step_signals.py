@@ -1,7 +1,7 @@
 """Handlers of the signals that request a checkpoint, or a checkpoint and the run's end.
 
-SIGTERM and SIGUSR1 request a checkpoint; SIGTERM also ends the run. The handlers only store the
-request; the phase fulfils it after the current step.
+SIGUSR1 requests a checkpoint. SIGTERM requests a checkpoint and, outside of SLURM jobs, the end of
+the run. The handlers only store the request; the phase fulfils it after the current step.
 """
 
 from __future__ import annotations

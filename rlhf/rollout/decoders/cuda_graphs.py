@@ -53,7 +53,7 @@ def _round_up_columns(tokens: int) -> int:
 
 class _Step(NamedTuple):
     drawn_2R: Tensor  # tokens and log-probs
-    logits_RV: Tensor | None  # only with top-p: some rows are drawn from them after the step
+    logits_RV: Tensor | None  # with top-p only: rows that the step cannot draw use them
 
 
 class GraphedDecoder(KvCache):
@@ -145,8 +145,8 @@ class GraphedDecoder(KvCache):
         ids_R.copy_(drawn.tokens_B)
         positions_R.add_(1)
         steps_R.add_(1)
-        is_kept = self.sampling.top_p < 1
-        return _Step(stack_token_logprobs(drawn), logits_RV if is_kept else None)
+        needs_logits = self.sampling.top_p < 1
+        return _Step(stack_token_logprobs(drawn), logits_RV if needs_logits else None)
 
     def _draw_tokens(
         self, logits_BV: Tensor, requests_B: Tensor, steps_B: Tensor, *, waits: bool
@@ -214,11 +214,11 @@ class GraphedDecoder(KvCache):
         self._begin_trial(last)
         expected_2R = self._decode_step(rows, columns).drawn_2R
         self._begin_trial(last)
-        found_2R = replay().drawn_2R
-        is_same_R = found_2R[0] == expected_2R[0]
+        replayed_2R = replay().drawn_2R
+        is_same_R = replayed_2R[0] == expected_2R[0]
         # A row that the step cannot draw without waiting has the log-prob -inf.
         is_drawn_R = is_same_R & expected_2R[1].isfinite()
-        logprobs = [each_2R[1].where(is_drawn_R, 0.0) for each_2R in (found_2R, expected_2R)]
+        logprobs = [each_2R[1].where(is_drawn_R, 0.0) for each_2R in (replayed_2R, expected_2R)]
         return [(is_same_R.double().mean(), torch.ones(())), (logprobs[0], logprobs[1])]
 
     def _begin_trial(self, last: int) -> None:

@@ -22,7 +22,7 @@ from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 
 # Largest allowed difference of two computations of a log-probability, as a multiple of the standard
-# deviation of the log-probabilities over the vocabulary at that position; wrong results have 1.
+# deviation of the log-probabilities over the vocabulary at that position; wrong results reach 1.
 TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 

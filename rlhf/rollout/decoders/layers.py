@@ -65,14 +65,14 @@ class RotaryEmbedding(NamedTuple):
 class LayerBuilder:
     """A builder of a decoder's functions, all in one precision.
 
-    On a CPU, where weights are copied anyway, queries, keys and values become one projection, and
-    adapters are merged. On a GPU the model's own weights are used: linear layers become one
+    On a CPU adapters are merged; if oneDNN packs (copies) the weights, queries, keys and values
+    become one projection. On a GPU the model's own weights are used: linear layers become one
     projection only if their weights are adjacent in memory, in any order, and have no adapters.
     On a GPU ``casts`` has a pair (copy, weight) for each weight in another precision.
     """
 
     def __init__(self, parts: DecoderModules, adapter_of: AdapterOf, dtype: torch.dtype) -> None:
-        parts.require_matching_weights()  # all decoders are built here, for every kernel
+        parts.require_matching_weights()  # fused and compiled decoders are both built here
         self._parts = parts
         self._adapter_of = adapter_of
         self._dtype = dtype
@@ -139,16 +139,16 @@ class LayerBuilder:
             return [(joint(x), torch.cat([*separate], dim=-1))]
 
         device = modules[0].weight.device.type
-        found: Projection | None = use_if_equal("joint projections", device, load, compare)
-        return found
+        projection: Projection | None = use_if_equal("joint projections", device, load, compare)
+        return projection
 
     def _single_matmul_order(self, modules: Sequence[Any]) -> tuple[int, ...]:
-        """Return the order in which one GPU matmul can compute ``modules``; () if it cannot."""
+        """Return the order in which one GPU matmul can compute ``modules``; () if none can."""
         if len(modules) > 1 and (self._merges or any(map(self._adapter_of, modules))):
             return ()
-        own = range(len(modules))
-        by_address = sorted(own, key=lambda index: modules[index].weight.data_ptr())
-        for order in (own, by_address):
+        given_order = range(len(modules))
+        by_address = sorted(given_order, key=lambda index: modules[index].weight.data_ptr())
+        for order in (given_order, by_address):
             weights = [modules[index].weight for index in order]
             biases = [modules[index].bias for index in order if modules[index].bias is not None]
             if self._can_join_weights(weights) and self._can_join_weights(biases):
