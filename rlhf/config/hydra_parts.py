@@ -26,7 +26,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from rlhf.methods import conf_folders, defaults_of_methods
 
@@ -98,7 +98,13 @@ class MethodsSearchPath(SearchPathPlugin):
 
 
 def register_methods() -> None:
-    """Let Hydra find the options of installed methods, and their keys: the config ``methods``."""
+    """Let Hydra find the options of installed methods, and their keys: the config ``methods``.
+
+    Register the resolver of conf/base/ppo.yaml: a server's log-probs are corrected by default.
+    """
+    OmegaConf.register_new_resolver(
+        "rlhf_correction", lambda name: "token" if name == "vllm_server" else "none", replace=True
+    )
     ConfigStore.instance().store("methods", defaults_of_methods())
     Plugins.instance().register(MethodsSearchPath)
 

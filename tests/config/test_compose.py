@@ -105,6 +105,21 @@ def test_experiment_gives_way_to_the_command_line(compose: Compose) -> None:
     assert (config.ppo.steps, config.model.path) == (7, "facebook/opt-125m")
 
 
+@pytest.mark.parametrize(
+    ("words", "correction"),
+    [
+        ([], "none"),
+        (["rollout=vllm_server"], "token"),
+        (["rollout=vllm_server", "ppo=vcpo"], "sequence"),
+        (["rollout=vllm_server", "ppo.rollout_correction=none"], "none"),
+    ],
+)
+def test_log_probs_of_a_server_are_corrected_by_default(
+    words: list[str], correction: str, compose: Compose
+) -> None:
+    assert to_run_config(compose(words)).ppo.rollout_correction == correction
+
+
 def test_every_group_is_chosen_in_the_defaults_list() -> None:
     folders = {path.relative_to(CONF).parts[0] for path in FILES}
     assert {group.split("@")[0] for group in defaults()} == folders - {"hydra", "base"}

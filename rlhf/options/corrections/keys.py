@@ -37,7 +37,7 @@ class CorrectionKeys:
 
     rollout_correction: RolloutCorrection
     """Weigh losses by p_start / p_sampled: of each token, or the product over the response
-    (sequence), or its geometric mean over the response (geometric)."""
+    (sequence), or its geometric mean over the response (geometric). token with vllm_server."""
     rollout_correction_mode: CorrectionMode = key(unread=[CORRECTED])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
     rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED], limit=CAP)
