@@ -58,7 +58,7 @@ class MethodKeys:
 
 
 class Method:
-    """A method of RLHF that a run can switch on. The defaults of its members change nothing."""
+    """A method of RLHF that a run can switch on; a subclass overrides the members that it needs."""
 
     name: ClassVar[str]
     """The name of the method, which is also the name of its entry point."""
@@ -78,7 +78,7 @@ class Method:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the method, with metrics.yaml, panels.yaml and conf/ if it has them.
+        """Return the method's folder, which may hold metrics.yaml, panels.yaml and conf/.
 
         conf/ has options of the groups of the configuration, such as conf/ppo/NAME.yaml.
         """
@@ -92,7 +92,7 @@ class Method:
         )
 
     def check(self, config: RunConfig) -> None:
-        """Raise ConfigError if a rule is broken; called for every run, after the core's rules."""
+        """Raise ConfigError if ``config`` breaks a rule; called also if the method is off."""
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
         """Raise an error, before the run, if a model of ``phases`` lacks what the method needs."""
@@ -102,13 +102,13 @@ class Method:
         yield from ()
 
     def num_added_steps(self, config: RunConfig, phase: Phase, *, examples: int) -> int:
-        """Return the optimizer steps to add to those of sft, reward or dpo over ``examples``."""
+        """Return the optimizer steps that the method adds to ``phase`` (sft, reward or dpo)."""
         return 0
 
     def reference(self, config: RunConfig, phase: Phase) -> tuple[str, ModelConfig] | None:
-        """Return the model that replaces the reference of ``phase``, after the start of its key.
+        """Return a key prefix and the model that replaces the reference policy of ``phase``.
 
-        The start is "ppo.teacher" if the key is ppo.teacher_path. None: the reference is a copy of
+        The prefix is "ppo.teacher" if the key is ppo.teacher_path. None: the reference is a copy of
         the initial policy.
         """
         return None
@@ -118,7 +118,7 @@ class Method:
         return None
 
     def costs(self) -> Part | None:
-        """Return the costs for the plan: a ``rlhf.models.model_uses.Costs``."""
+        """Return the costs that the planner adds: a ``rlhf.models.model_uses.Costs``."""
         return None
 
     def reward_trainer(self) -> type[Part] | None:
@@ -201,7 +201,7 @@ def methods_in_use(config: RunConfig) -> list[Method]:
 
 
 def require_methods(packages: Mapping[str, str]) -> None:
-    """Raise ConfigError if a method is not installed; ``packages`` has the package of each."""
+    """Raise ConfigError if a method of ``packages`` (method -> its package) is not installed."""
     refuse_broken_methods()
     for name, package in packages.items():
         if name not in _find_methods().methods:
@@ -278,7 +278,7 @@ def read_table(
 ) -> Mapping[str, Any]:
     """Return the content of the YAML file ``name`` of a method; {} if it has no such file.
 
-    If ``parse``, which reads the content later, raises an error, the method cannot be used.
+    If ``parse`` cannot parse the content, ``refuse_broken_methods`` will refuse the method.
     """
     path = method.folder / name
     try:
@@ -292,13 +292,13 @@ def read_table(
 
 
 def conf_folders() -> list[Path]:
-    """Return the folders with options of configuration groups that installed methods bring."""
+    """Return the conf/ folders of installed methods, with options of configuration groups."""
     folders = (method.folder / "conf" for method in installed_methods())
     return [folder for folder in folders if folder.is_dir()]
 
 
 def defaults_of_methods() -> dict[str, dict[str, Any]]:
-    """Return the default values of the keys of the installed methods by group, as YAML has them.
+    """Return the defaults of the installed methods' keys by group; an enum member as its name.
 
     Keys of ``rewards`` are dropped: a part of the score has only the keys that the user sets.
     """
@@ -318,8 +318,8 @@ def _name_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def drop_idle_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values``, plain values of a configuration, without keys of idle methods.
 
-    A method is idle if all of its keys have their defaults. A run without a method can then be read
-    where the method's package is not installed.
+    A method is idle in a group, or in a part of ``rewards``, in which all its keys have their
+    defaults. A run without a method can then be read where its package is not installed.
     """
     kept = dict(values)
     for method in installed_methods():

@@ -1,4 +1,4 @@
-"""Replace files, links and folders atomically; retry what a network drive refused."""
+"""Replace files, links and folders atomically; retry operations that a network drive refused."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def retry_transient_errors(attempt: Callable[[], T]) -> T:
 
 
 def await_path(path: Path, seconds: float = 90.0) -> None:
-    """Wait until this machine sees ``path``, which another one has written to a shared drive.
+    """Wait until this machine sees ``path``, which another machine has written to a shared drive.
 
-    An NFS client that missed a path remembers so for a minute, or until it opens the folder again.
+    An NFS client caches that a path is missing, for a minute or until it opens the folder again.
 
     Raises:
         FileNotFoundError: if ``path`` is still missing after ``seconds``.
     """
-    last = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < last:
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
         for folder in path.parents:
             with suppress(OSError):
                 os.scandir(folder).close()
@@ -76,8 +76,8 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     the call first removes the temporary file that a killed process has left.
 
     Raises:
-        OSError: if the drive is full or fails; the message names ``path``. Errors of safetensors
-            and tokenizers with a number of the operating system are converted to an OSError.
+        OSError: if the drive is full or fails; the message names ``path``. An error of safetensors
+            or tokenizers whose text has an errno is converted to an OSError.
     """
     suffix = f"{os.getpid()}-{threading.get_ident()}" if shared else "building"
     building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))

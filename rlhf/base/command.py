@@ -50,8 +50,8 @@ def build_command_parser(
 ) -> argparse.ArgumentParser:
     """Return a parser for ``python -m MODULE``, which keeps the line breaks of ``description``.
 
-    With ``uses_run`` the command has the option --trust-run, with which the user agrees to what the
-    configuration of a run names: code, and what lies outside of the run.
+    With ``uses_run`` it has the option --trust-run: the user accepts that the command runs the code
+    and uses the files, models and addresses outside of the run that the run's configuration names.
     With ``has_json`` it has the option --json, which ``run_to_exit_code`` explains.
     """
     parser = _CommandParser(
@@ -82,15 +82,15 @@ def run_to_exit_code(work: Callable[[], Result | int | None], *, as_json: bool =
     with _send_output_to_stderr() if as_json else nullcontext():
         try:
             with convert_drive_errors():
-                found = work()
+                result = work()
         except RlhfError as error:
             sys.stderr.write(f"error: {sanitize_for_terminal(str(error))}\n")
-            found = Result({"error": refusal_as_json(error)}, USER_ERROR)
-    if not isinstance(found, Result):
-        return found or 0
+            result = Result({"error": refusal_as_json(error)}, USER_ERROR)
+    if not isinstance(result, Result):
+        return result or 0
     if as_json:
-        sys.stdout.write(format_json(found.content))
-    return found.exit_code
+        sys.stdout.write(format_json(result.content))
+    return result.exit_code
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def set_cuda_allocator() -> None:
 def wait_for_exit(process: subprocess.Popen[bytes], seconds: float | None = None) -> int:
     """Wait for ``process`` and return its exit code; after ``seconds`` raise TimeoutExpired.
 
-    Ctrl-C interrupts ``process`` too: KeyboardInterrupt is raised once ``process`` has ended.
+    Ctrl-C reaches ``process`` too: KeyboardInterrupt is raised only when ``process`` has ended.
     """
     try:
         return process.wait(seconds)

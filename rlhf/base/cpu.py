@@ -105,7 +105,7 @@ def usable_isa(cpu: Cpu | None = None) -> Isa:
 
 
 def require_linux() -> None:
-    """Check that this system is Linux."""
+    """Raise a CapabilityError unless this system is Linux."""
     if sys.platform != "linux":
         raise CapabilityError(
             f"this program runs on Linux only, and this system is {sys.platform}; "
@@ -155,7 +155,7 @@ def can_train_fp16(cpu: Cpu | None = None) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder that caches the kernels compiled and the rates measured on this machine."""
+    """Return the cache folder: compiled kernels, measured CPU rates, finished phases and more."""
     return expand_user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
 
 
@@ -224,7 +224,7 @@ def _read_cgroup_numbers(path: Path) -> list[int]:
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the bytes of memory free for this process, including caches that Linux can drop."""
+    """Return the bytes that Linux can make available, or the cgroup's limit if it is lower."""
     (line,) = (x for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable:"))
     available, limit = 1024 * int(line.split()[1]), read_cgroup_limits().memory
     return available if limit is None else min(available, limit)

@@ -1,4 +1,4 @@
-"""The modules of a decoder, from which fused decoding is built; its end tokens and KV cache."""
+"""The modules of a decoder for fused decoding; a model's end tokens, and its KV cache parameter."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class DecoderModules:
     activation: str
 
     def require_matching_weights(self) -> None:
-        """Check the weights against the sizes by which kernels place numbers in their buffers.
+        """Check the weights' shapes against the sizes that kernels use to index their buffers.
 
-        Compiled code checks no bounds: with a weight of another shape it would write past the end.
+        Compiled code checks no bounds: a weight of another shape would make it write past a buffer.
 
         Raises:
             CapabilityError: if the weights do not match.
@@ -97,20 +97,20 @@ class DecoderModules:
         pairs.append((self.head, [len(self.head.weight), width]))
         odd = [(m, shape) for m, shape in pairs if m is not None and not _has_shape(m, shape)]
         if odd or not key or self.num_heads % self.num_kv_heads:
-            what = f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads"
+            fault = f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads"
             for module, shape in odd[:1]:
-                what = f"{module} must have the shape {shape} beside the other layers"
+                fault = f"{module} must have the shape {shape} beside the other layers"
             raise CapabilityError(
-                f"rollout.backend=fast: {what}; use the config.json that was saved with these "
+                f"rollout.backend=fast: {fault}; use the config.json that was saved with these "
                 "weights, or rollout=hf"
             )
 
 
 def _has_shape(module: Any, shape: list[int]) -> bool:
-    """Return True if the weight of ``module`` has this shape, not empty, and its bias fits."""
+    """Return True if the weight of ``module`` has this shape, without a 0, and its bias fits."""
     weight, bias = module.weight, getattr(module, "bias", None)
-    found = module.normalized_shape if weight is None else weight.shape
-    return list(found) == shape and all(shape) and (bias is None or len(bias) == shape[0])
+    actual = module.normalized_shape if weight is None else weight.shape
+    return list(actual) == shape and all(shape) and (bias is None or len(bias) == shape[0])
 
 
 def end_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
@@ -123,5 +123,5 @@ CACHE_NAMES = ("cache", "past_key_values")  # the name since transformers 5.24, 
 
 
 def kv_cache_parameter_name(parameters: Container[str]) -> str | None:
-    """Return the name of a forward method's parameter for the KV cache; None if it has none."""
+    """Return the one of a forward method's ``parameters`` that takes the KV cache, or None."""
     return next((name for name in CACHE_NAMES if name in parameters), None)

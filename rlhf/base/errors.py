@@ -1,4 +1,4 @@
-"""Errors with one message and no traceback; nearly all can be fixed by the user: exit code 2.
+"""Errors that end the program with a message, without a traceback; a user can fix nearly all.
 
 Each message names the key (or the file and row), the value, the rule, and the fix.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 USER_ERROR = 2  # exit code after an error that a user can fix
 LOST_RANK = 1  # exit code after a rank was ended from outside; the run can be resumed
-INTERRUPTED = 130  # exit code of a command that was stopped; the same command continues it
+INTERRUPTED = 130  # exit code of a command that was stopped; its run or sweep can be continued
 
 
 class RlhfError(Exception):
@@ -49,6 +49,6 @@ class CheckpointError(RlhfError):
 
 
 def refuse_broken_rule(broken: Mapping[str, bool], prefix: str = "") -> None:
-    """Raise ConfigError with the first message that ``broken`` maps to True, if there is one."""
+    """Raise ConfigError with ``prefix`` and the first message that ``broken`` maps to True."""
     if reason := next((reason for reason, is_broken in broken.items() if is_broken), None):
         raise ConfigError(prefix + reason)

@@ -1,9 +1,9 @@
 """Turn the errors of libraries and of the file system into errors that a user can fix.
 
-Libraries raise what they like for a damaged file: transformers raises OSError, ValueError,
-KeyError, RuntimeError, ImportError and more, and tokenizers a plain Exception. The place that
-raised an error decides, not its type: an error of a library is about its input, and an error of
-our own code is a bug, which keeps its traceback.
+For a damaged file, transformers raises OSError, ValueError, KeyError, RuntimeError, ImportError and
+more, and tokenizers a plain Exception. So an error counts as one of a library if it is an OSError,
+has a type of a library, or is a built-in error raised in a library's code: it is about the input.
+A built-in error raised in our own code is a bug, which keeps its traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[1]
 # Errors of a drive that is full or read-only, or over a quota or a limit on file sizes.
 CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# Errors of a drive that cannot be written or fails; sockets and processes never raise them.
+# Errors of a drive that fails or cannot be written; sockets and processes never raise them.
 OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Errors of a path that is missing, invalid, not accessible, or of a wrong kind, such as a folder.
 OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
@@ -89,8 +89,8 @@ class DriveError(RlhfError):
 def to_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
     """Return a DriveError with file, reason and advice; None if ``error`` is not about a file."""
     number, file = system_error_number(error), getattr(error, "filename", None)
-    is_ours = number in OF_DRIVES or (file is not None and number in OF_FILES)
-    if isinstance(error, RlhfError) or number is None or not is_ours:
+    is_of_file = number in OF_DRIVES or (file is not None and number in OF_FILES)
+    if isinstance(error, RlhfError) or number is None or not is_of_file:
         return None
     verb = "written" if number in CANNOT_WRITE else "read or written"
     return DriveError(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 def sha256_of(data: bytes | Iterable[bytes]) -> str:
     """Return the SHA-256 of ``data``, or of all its parts joined, as 64 hexadecimal digits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in [data] if isinstance(data, bytes) else data:
-        found.update(part)
-    return found.hexdigest()
+        digest.update(part)
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Heartbeats of this process: the watchdog (rlhf/runtime/watchdog.py) ends a run without them."""
+"""Heartbeats of this process; if they stop, rlhf/runtime/watchdog.py ends the run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SIMPSON = 400  # subintervals for Simpson's rule, an even number
 class Estimate(NamedTuple):
     """A mean and the half-width of its 95 % confidence interval.
 
-    The half-width is NaN for a single value and for a mean of NaN.
+    The half-width is NaN for a single value and for a mean that is not finite.
     """
 
     mean: float
@@ -102,7 +102,7 @@ def t_quantile(degrees: float) -> float:
 
 
 def two_sided_p_value(found: Estimate, degrees: float) -> float:
-    """Return the two-sided p-value of ``found`` if the true mean is 0; NaN without an interval."""
+    """Return the two-sided p-value of ``found`` for a true mean of 0; NaN if half is 0 or NaN."""
     if not found.half > 0:
         return math.nan
     t = abs(found.mean) / found.half * t_quantile(degrees)

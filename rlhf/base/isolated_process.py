@@ -1,6 +1,6 @@
-"""A process for a user's code, which exchanges lines of JSON with the run and cannot outlive it.
+"""A process for a user's code: it exchanges lines of JSON with the run, and ends with the run.
 
-Both sides send one line of JSON for each message. What the code prints goes to stderr.
+Both sides send one line of JSON for each message. The code's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class IsolatedProcess:
     """A process that runs MODULE:FUNCTION; the function answers messages by ``serve_messages``."""
 
     def __init__(self, function: str) -> None:
-        ours, theirs = socket.socketpair()
-        words = [function, theirs.fileno(), os.getpid()]
-        with theirs:
+        run_end, process_end = socket.socketpair()
+        arguments = [function, process_end.fileno(), os.getpid()]
+        with process_end:
             self._process = subprocess.Popen(
                 # -P: a file json.py in the current directory must not replace Python's json.
-                [sys.executable, "-P", "-m", "rlhf.base.supervisor", *map(str, words)],
+                [sys.executable, "-P", "-m", "rlhf.base.supervisor", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 # Sets have the same order in every process, so that an episode can be replayed.
                 env={"PYTHONHASHSEED": "0", **os.environ},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[process_end.fileno()],
                 start_new_session=True,  # Ctrl-C reaches only the run, which then ends this process
             )
-        self._channel, self._received = ours, bytearray()
+        self._channel, self._received = run_end, bytearray()
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when the process has sent something."""
@@ -59,7 +59,7 @@ class IsolatedProcess:
         """Send ``content`` as one line; ``until`` is a deadline on the monotonic clock in seconds.
 
         Raises:
-            TimeoutError: if the process does not read it in time.
+            TimeoutError: if the process has not read the line at the deadline.
             OSError: if the process has ended.
         """
         self._channel.settimeout(_seconds_until(until))
@@ -119,9 +119,9 @@ def serve_messages(
         channel.makefile("r") as received,
         channel.makefile("w") as sent,  # one file for both could lose received lines
     ):
-        own = os.getpid()
+        process_id = os.getpid()
         for answer in answers(map(json.loads, received)):
-            if os.getpid() != own:
+            if os.getpid() != process_id:
                 os._exit(1)  # a fork made by the user's code must not answer too
             sent.write(json.dumps(answer, default=str) + "\n")
             sent.flush()
@@ -154,14 +154,14 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
 
 
 def find_code_file(target: str) -> Path:
-    """Return the file of MODULE:NAME without importing it, or a path that does not exist."""
+    """Return the file of MODULE:NAME without importing it; a missing path if there is no file."""
     parts = target.partition(":")[0].split(".")
     places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
     return next((place for place in places if place.is_file()), places[0])
 
 
 def failure_reason(error: BaseException, file: str | None) -> str:
-    """Return ``error`` in one line, with the line in ``file`` (the user's module) that failed."""
+    """Return ``error`` in one line, with the number of the failed line in the user's ``file``."""
     lines = (line.strip() for line in str(error).splitlines())
     first = next((line for line in lines if any(map(str.isalnum, line))), "")  # skip rows of stars
     text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")

@@ -117,7 +117,7 @@ Metrics = dict[str, Metric]
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Return the merged metrics of two parts of one batch, which must have the same names."""
+    """Return the merged metrics of two parts of a batch: equal names, or an empty ``first``."""
     if not first:
         return second
     return {name: first[name] + second[name] for name in first}  # type: ignore[operator]
@@ -134,9 +134,9 @@ def loss_metrics(phase: str, loss: Any) -> Metrics:
 
     ``mean_loss`` is called PHASE/loss. The tensor ``loss``, which gives the gradients, is skipped.
     """
-    found = {f"{phase}/{name}": each for name, each in loss._asdict().items() if name != "loss"}
-    mean = found.pop(f"{phase}/mean_loss", None)
-    return found if mean is None else {f"{phase}/loss": mean} | found
+    metrics = {f"{phase}/{name}": value for name, value in loss._asdict().items() if name != "loss"}
+    mean = metrics.pop(f"{phase}/mean_loss", None)
+    return metrics if mean is None else {f"{phase}/loss": mean} | metrics
 
 
 def perplexity(loss: float) -> float:

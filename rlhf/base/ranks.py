@@ -1,4 +1,4 @@
-"""The ranks of a run, and what they compute together."""
+"""The ranks of a run, and their collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Return True on rank 0, the only rank that prints, and writes all but checkpoints."""
+        """Return True on rank 0, which prints and writes for all ranks, except checkpoints."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -37,11 +37,11 @@ class Ranks:
         return self._all_reduce(tensor, torch.distributed.ReduceOp.MAX)
 
     def any(self, here: bool) -> bool:
-        """Return True on every rank if ``here`` is True on one of them."""
+        """Return True on every rank if ``here`` is True on at least one rank."""
         return bool(self.max(torch.tensor(float(here), device=self.device)))
 
     def own_rows(self, rows: Sequence[T]) -> list[T]:
-        """Return this rank's slice of ``rows``, which are divided equally over all ranks."""
+        """Return this rank's slice of ``rows``; the number of ranks must divide their number."""
         per_rank = len(rows) // self.size
         return list(rows[self.rank * per_rank : (self.rank + 1) * per_rank])
 
@@ -49,12 +49,12 @@ class Ranks:
         """Return the values of ``here`` on all ranks, in the order of ranks, on every rank."""
         if self.size == 1:
             return [here]
-        found: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(found, here)
-        return found
+        gathered: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(gathered, here)
+        return gathered
 
     def together(self, attempt: Callable[[], T]) -> list[T]:
-        """Return the results of ``attempt`` on all ranks; an error of one rank is raised on all.
+        """Return the results of ``attempt`` from all ranks; raise an error of one rank on all.
 
         ``attempt`` may call ``report_progress``, but no other collective.
         """
@@ -78,18 +78,18 @@ class Ranks:
     def _all_reduce(self, tensor: Tensor, op: Any) -> Tensor:
         if self.size == 1:
             return tensor
-        # NCCL reduces contiguous GPU tensors; those of an offloaded optimizer are on the host.
+        # NCCL reduces contiguous GPU tensors; an offloaded optimizer's tensors are on the host.
         reduced = tensor.detach().contiguous().to(self.device, copy=True)
         torch.distributed.all_reduce(reduced, op=op)
         return reduced
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait until all ranks have called this method."""
         if self.size > 1:
             torch.distributed.barrier()
 
     def reduce_metrics(self, metrics: Metrics) -> Metrics:
-        """Return the merged metrics of all ranks, with two collectives for all metrics together."""
+        """Return the merged metrics of all ranks; use at most two collectives for all metrics."""
         if self.size == 1 or not metrics:
             return metrics
         is_max = {name: isinstance(metric, Maximum) for name, metric in metrics.items()}

@@ -2,8 +2,8 @@
 
 A message has the form ``KEY=VALUE: rule; remedy``, with these variants: ``KEY: rule``,
 ``KEY=VALUE with OTHER=VALUE: rule``, ``KEY is missing: remedy``, ``unknown key KEY; remedy``,
-``FILE, row N: rule``, ``--OPTION VALUE: rule``, and a remedy on a line of its own. CONTRIBUTING.md
-asks for it of every new message.
+``FILE, row N: rule``, ``--OPTION VALUE: rule``, and a remedy on a separate line. CONTRIBUTING.md
+requires this form of every new message.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _OPTION = r"^(--[\w-]+) (\S+:)"  # an option of a command with its value
 def refusal_as_json(error: RlhfError) -> dict[str, Any]:
     """Return the JSON object of an error: key, value, rule, remedy, message and exit code.
 
-    A part that the message does not state is null; a message of another form is the rule. The key
-    is the file if a file is wrong.
+    A part that the message does not state is null. If the message has another form, all of it is
+    the rule. If a file is wrong, the key is the file.
     """
     message = sanitize_for_terminal(str(error))
     return {**_split_message(message), "message": message, "exit_code": USER_ERROR}

@@ -52,7 +52,7 @@ SHORTEST = 8  # minimum length of a secret in the environment; shorter values ar
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
-    """Return ``text`` after redacting secrets of ``environment`` and what looks like a secret."""
+    """Return ``text`` with secrets of ``environment``, and text like a secret, as [redacted]."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
         if len(value) >= SHORTEST and not is_path and _SECRET_NAME.fullmatch(name):

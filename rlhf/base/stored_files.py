@@ -202,7 +202,7 @@ def read_stored_text(path: Path, *, most: int = MOST_PARSED) -> str | None:
     """Return the text of a file; None if there is no file.
 
     Raises:
-        DamagedFileError: as ``read_bytes``, and if the text is not UTF-8.
+        DamagedFileError: if ``read_bytes`` raises it, or the text is not UTF-8.
     """
     if (content := read_bytes(path, most=most)) is None:
         return None
@@ -229,12 +229,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
-    """Yield the checked value of each line of JSONL; skip empty lines, and a last one cut off."""
+    """Yield the checked value of each line of JSONL; skip empty lines and a cut-off last line."""
     return (value for _, value in read_json_lines_with_bytes(path, form))
 
 
 def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield the bytes of each line, without its end, and what ``read_json_lines`` yields."""
+    """Yield pairs: the bytes of a line, without its end, and the value in ``read_json_lines``."""
     for number, line in enumerate(_read_lines(path), start=1):
         if line.endswith(b"\n"):
             if line != b"\n":
@@ -248,7 +248,7 @@ def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, 
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines that a file has now; only "\\n" ends a line, and not U+2028 in a text."""
+    """Yield the lines that a file has now; only "\\n" ends a line: U+2028 in a text does not."""
     with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
         left = os.fstat(file.fileno()).st_size
         while left and (line := file.readline(min(left, MOST_PARSED + 1))):
@@ -285,7 +285,7 @@ def _is_deep(value: Any, levels: int) -> bool:
 
 
 def _find_fault(value: Any, form: Form) -> str | None:
-    """Return the place in ``value`` that differs from ``form``, and how; None if none does."""
+    """Return where and how ``value`` differs from ``form``; None if it fits ``form``."""
     if isinstance(form, tuple):
         faults = [_find_fault(value, each) for each in form]
         return None if None in faults else faults[0]
@@ -340,9 +340,9 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def find_folders_with(name: str, place: Path) -> Iterator[Path]:
-    """Yield ``place``, or the folders in it, that hold a file ``name``, sorted.
+    """Yield ``place`` if it holds a file ``name``, otherwise the folders in it that do, sorted.
 
-    These folders, and links, are not entered.
+    Folders inside a yielded folder, and links, are not searched.
     """
     for folder, below, files in os.walk(place):
         below.sort()
@@ -356,8 +356,8 @@ def folder_size(folder: Path) -> int:
     total = 0
     for path in find_entries(folder, "**/*"):
         with suppress(OSError):
-            found = path.lstat()
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+            status = path.lstat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 
@@ -385,10 +385,10 @@ def copy_regular_files(
 def file_identity(path: Path, *, flush: bool = False) -> Identity:
     """Return the size and the SHA-256 of a file; with ``flush`` also flush it to the drive."""
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush:
             os.fsync(file.fileno())
-        return [file.tell(), found]
+        return [file.tell(), digest]
 
 
 def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
@@ -409,9 +409,9 @@ def check_files(
 
 
 def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
-    """Yield relative paths of the regular files in ``folder``, except hidden files; no links.
+    """Yield the relative paths of the regular files in ``folder``; skip hidden files and links.
 
-    ``skip`` has paths of files, and names of files and folders in ``folder``, to leave out.
+    Skip also the relative paths in ``skip``, and the files and folders in ``folder`` named there.
     """
     for path in find_files(folder, "**/*"):
         parts = path.relative_to(folder).parts

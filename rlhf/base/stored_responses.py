@@ -1,4 +1,4 @@
-"""Pack responses into tensors by name, for files; join the responses of several ranks.
+"""Pack responses into named tensors, to store them in files; join responses of several ranks.
 
 Shapes: B = sequences, T = response tokens.
 """
@@ -42,20 +42,20 @@ def unpack_responses(packed: Mapping[str, Tensor]) -> Responses:
     """
     lists = _read_facts(packed[FACTS])
     tensors: dict[str, Any] = {name: packed[name] for name in lists.pop("names")}
-    own = {name: tensors.pop(name) for name in Responses._fields if name in tensors}
-    return Responses(**own, extras=tensors | lists)
+    fields = {name: tensors.pop(name) for name in Responses._fields if name in tensors}
+    return Responses(**fields, extras=tensors | lists)
 
 
 def _read_facts(facts: Tensor) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bytes(facts.tolist()))
-    return found
+    content: dict[str, Any] = json.loads(bytes(facts.tolist()))
+    return content
 
 
 def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
     """Return all rows of ``parts``, named tuples of the same kind, in their order.
 
-    Tensors (B, T) are padded on the right to one width, tensors (B, P) on the left. Values that
-    belong to no row come from the first part.
+    Tensors (B, T) are padded on the right to one width, tensors (B, P) on the left. Values without
+    rows, such as numbers, are those of the first part.
     """
 
     def join(name: str, columns: Sequence[Any]) -> Any:
@@ -80,9 +80,9 @@ def own_responses(responses: Responses, ranks: Ranks) -> Responses:
 
 
 def take_responses(responses: Responses, rows: list[int], device: torch.device) -> Responses:
-    """Return the responses ``rows`` on ``device``, as if they had been sampled alone.
+    """Return the responses ``rows`` on ``device``, as if no others had been sampled with them.
 
-    Their tensors are as wide as the longest of them.
+    Their tensors are as wide as the longest of these responses.
     """
     taken = take_rows(responses, rows)
     width = int(taken.attend_BT.sum(dim=1).max())

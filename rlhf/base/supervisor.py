@@ -22,7 +22,7 @@ AWAITED = {signal.SIGCHLD, signal.SIGTERM}
 
 
 def be_killed_after(parent: int) -> bool:
-    """Let Linux kill this process when its parent process ends; return True if it has ended."""
+    """Let Linux kill this process when ``parent`` ends; return True if ``parent`` has ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return os.getppid() != parent
 

@@ -1,4 +1,4 @@
-"""Decide if a file can be used although other users of the machine are not trusted."""
+"""Decide if a file can be trusted: only this user and root can have written or can replace it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def make_own_folder(folder: Path) -> None:
     Raises:
         OSError: if a folder cannot be created, or another user can write in one that exists.
     """
-    for each in (*reversed(folder.absolute().parents), folder):
-        each.mkdir(mode=0o755, exist_ok=True)
+    for path in (*reversed(folder.absolute().parents), folder):
+        path.mkdir(mode=0o755, exist_ok=True)
     require_trusted(folder)
 
 
 def require_trusted(path: Path) -> None:
-    """Raise an OSError if another user can have written ``path``."""
+    """Raise an OSError unless only this user and root can have written ``path``."""
     if not is_trusted(path):
         raise OSError(errno.EPERM, "another user can write there; chmod go-w forbids it")
 
@@ -56,14 +56,14 @@ def keep_others_from_writing(*paths: Path) -> None:
 
 
 def remember(path: Path) -> None:
-    """Remember the content of a file as this user's own, if the user's cache can be written."""
+    """Record in the user's cache, if possible, that this user wrote the content of a file."""
     with suppress(OSError):
         make_own_folder(cache_folder() / REMEMBERED)
         _remembered_place(path).touch()
 
 
 def is_remembered(path: Path) -> bool:
-    """Return True if the content of a file is remembered as this user's own."""
+    """Return True if ``remember`` has recorded that this user wrote the content of a file."""
     with suppress(OSError):  # there is no such file
         return is_trusted(_remembered_place(path))
     return False
@@ -74,22 +74,22 @@ def _remembered_place(path: Path) -> Path:
 
 
 def _is_safe_path(real: Path, path: Path) -> bool:
-    for each in (path, *path.parents):
-        found = each.lstat()
-        if found.st_uid not in {0, os.getuid()}:
+    for place in (path, *path.parents):
+        status = place.lstat()
+        if status.st_uid not in {0, os.getuid()}:
             return False
-        if stat.S_ISLNK(found.st_mode):
-            if not _is_safe_path(real, each.parent / each.readlink()):
+        if stat.S_ISLNK(status.st_mode):
+            if not _is_safe_path(real, place.parent / place.readlink()):
                 return False
         # In a sticky folder such as /tmp, other users cannot replace files of this user.
-        elif _others_can_write(found) and (each == real or not found.st_mode & stat.S_ISVTX):
+        elif _others_can_write(status) and (place == real or not status.st_mode & stat.S_ISVTX):
             return False
     return True
 
 
-def _others_can_write(found: os.stat_result) -> bool:
-    by_group = found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid)
-    return bool(found.st_mode & stat.S_IWOTH or by_group)
+def _others_can_write(status: os.stat_result) -> bool:
+    by_group = status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid)
+    return bool(status.st_mode & stat.S_IWOTH or by_group)
 
 
 def _is_private_group(number: int) -> bool:

@@ -40,8 +40,8 @@ Extras = list[Mapping[str, Any]]  # for each row, the values of additional data 
 class PromptBatch(NamedTuple):
     """Prompts to answer: left-padded ids, their texts, and additional columns of the data.
 
-    ``draws_BT`` holds one uniform number per response token to be sampled, turn after turn, so that
-    a response depends only on its own row, not on its neighbours or on the number of ranks.
+    ``draws_BT`` holds one uniform random number for each response token that is sampled, over all
+    turns, so that a response does not depend on the other rows or on the number of ranks.
     """
 
     ids_BP: Tensor
@@ -83,13 +83,13 @@ class TermScores(NamedTuple):
 
     scores_BK: Tensor
     failed_BK: Tensor  # bool: the part gave no score, and scores_BK has its fallback
-    criteria: Mapping[str, Tensor] = {}  # (B,) by PART.CRITERION: of parts that score by criteria
+    criteria: Mapping[str, Tensor] = {}  # scores (B,) by PART.CRITERION, of parts with criteria
     of_tokens: Mapping[str, Tensor] = {}
     """Rewards (B, T) by part, of parts that reward tokens; their sums are in scores_BK."""
 
 
 class Rollout(NamedTuple):
-    """Responses with all that PPO needs to learn from them, computed before any update.
+    """Responses with all inputs of PPO's updates, computed before the first update.
 
     ``measures`` are numbers (B,) by name, whose means are logged as ppo/NAME; ``extras`` are
     tensors and lists that options add, by name, with one entry per response.
@@ -119,7 +119,7 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])
 
 
 def take_rows(batch: Batch, rows: list[int], device: torch.device | None = None) -> Batch:
-    """Return ``batch`` (a named tuple) with only these rows, in this order, and on ``device``."""
+    """Return ``batch`` (a named tuple) with only ``rows``, in their order; None: same device."""
     places = torch.tensor(rows, dtype=torch.long)
 
     def take(part: Any) -> Any:

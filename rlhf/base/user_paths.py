@@ -41,8 +41,8 @@ def expand_user_path(name: str | Path, *, key: str) -> Path:
 def whole_path(name: Any) -> Any:
     """Return the absolute path of an existing file or folder if ``name`` is its relative path.
 
-    Links are resolved, since runs/latest moves on; only a file's name is kept, which tells its
-    format. Of a list, each item is replaced. Other values, such as hub ids, are returned unchanged.
+    Links are resolved, since runs/latest will point to other runs, except that a file keeps its
+    name, whose suffix is its format. Items of a list are converted; other values are unchanged.
     """
     if isinstance(name, list):
         return [whole_path(each) for each in name]
@@ -67,7 +67,7 @@ def read_user_text(path: Path) -> str:
 
 
 def find_lfs_pointer(files: Iterable[Path]) -> Path | None:
-    """Return the first of the regular ``files`` that git wrote in place of a file of Git LFS."""
+    """Return the first of the regular ``files`` that is a pointer of Git LFS; None if none is."""
     for file in files:
         with suppress(OSError), file.open("rb") as opened:
             if opened.read(len(LFS_MARK)) == LFS_MARK:

@@ -65,7 +65,7 @@ def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> i
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors of ``number``, in order."""
+    """Return all divisors of ``number``, the smallest first."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
@@ -133,13 +133,13 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
 
 
 def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
-    """Return how many of a node's ``cores`` one rank may use, and how many one sampling process.
+    """Return two shares of a node's ``cores``: cores per rank, and cores per sampling process.
 
-    Without hardware.cores_per_rank, all these processes have equal shares.
+    Without hardware.cores_per_rank, both shares are equal.
     """
     ranks, samplers = config.hardware.ranks_per_node, config.rollout.samplers
-    own = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
-    return own, max(1, (cores - own * ranks) // samplers)
+    per_rank = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
+    return per_rank, max(1, (cores - per_rank * ranks) // samplers)
 
 
 def examples_per_step(config: RunConfig, phase: Phase) -> int:
@@ -171,10 +171,10 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
     """Return the number of optimizer steps (PPO: rollouts) for ``examples`` training examples."""
     ppo, per_step = config.ppo, examples_per_step(config, phase)
     if phase is Phase.ppo:
-        passes = None
+        rollouts = None
         if ppo.epochs is not None:
-            passes = max(1, math.ceil(examples * Fraction(str(ppo.epochs)) / per_step))
-        return min(limit for limit in (ppo.steps, passes) if limit is not None)
+            rollouts = max(1, math.ceil(examples * Fraction(str(ppo.epochs)) / per_step))
+        return min(limit for limit in (ppo.steps, rollouts) if limit is not None)
     epochs = Fraction(str(getattr(config, phase.value).epochs))
     steps = math.ceil(examples * epochs / per_step)
     for method in methods_in_use(config):
@@ -183,7 +183,7 @@ def num_phase_steps(config: RunConfig, phase: Phase, *, examples: int) -> int:
 
 
 def num_added_micro_batches(config: RunConfig) -> int:
-    """Return the number of micro-batches of a corpus in an optimizer step of PPO's actor."""
+    """Return the micro-batches of pretraining text per optimizer step and rank of PPO's actor."""
     from rlhf.options.ptx.rules import ptx_batch_plan, uses_corpus
 
     return ptx_batch_plan(config).accumulation if uses_corpus(config) else 0

@@ -26,7 +26,7 @@ SPLIT_PHASES = (Phase.sft, Phase.reward, Phase.ppo)  # in the order of data.spli
 
 
 class ModelInit(StrEnum):
-    """Origins of initial weights; ``gold`` is no model: the synthetic task's judge scores."""
+    """Origins of initial weights; with ``gold`` there is no model: the task's judge scores."""
 
     pretrained = "pretrained"
     random = "random"

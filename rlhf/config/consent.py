@@ -1,8 +1,8 @@
-"""Require consent to use what the configuration of a run directory names.
+"""Require consent before a command uses the code or outside resources that a run's config names.
 
-Consent comes from the command, never from the folder that needs it. Code needs it each time. What
-lies outside of the run, such as addresses, environment variables, data and models, needs it unless
-a command of this user has written the same configuration: commands have then named all of it.
+The command gives consent, never a file in the run directory. Code needs it in every command.
+Addresses, environment variables, data and models outside of the run need it unless a command of
+this user has written the same configuration: this user has then named all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlhf.options import Backend
 # Patterns of the keys that let a run execute code from models, environments and users.
 OF_MODELS = r"(model|reward_model)\.trust_remote_code"
 CODE = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
-# Pattern of the keys that name what does not belong to the run.
+# Pattern of the keys that name files, models, addresses and variables outside of the run.
 OUTSIDE = (
     r"data\.(path|eval_path|ptx_path|cache_dir|sets\..+\.path)|reward\.groups_path|environment\.id|"
     r"(model|reward_model)\.(path|tokenizer)|zero\.nvme_path|"
@@ -40,9 +40,9 @@ def keys_that_run_code(run_dir: Path, pattern: str = CODE) -> list[str]:
 
 
 def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[str]:
-    """Return the keys of a run, and its files, that name code or what lies outside of the run.
+    """Return a run's keys and files that name code, or resources outside of the run.
 
-    With ``models_only``, return those that are used if only the models of the run are loaded.
+    With ``models_only``, return only keys and files that are used to load the run's models.
     """
     code = keys_that_run_code(run_dir, OF_MODELS if models_only else CODE)
     if is_remembered(run_dir / FROZEN):
@@ -76,8 +76,8 @@ def require_consent(
 ) -> None:
     """Raise a ConfigError if a run has keys that need consent, and consent is not given.
 
-    ``models_only``: the command only loads models of the run. ``others_only``: a configuration
-    that a command of this user has written needs none. ``fix``: the word that gives consent.
+    ``models_only``: the command only loads models of the run. ``others_only``: no consent is needed
+    if a command of this user wrote the configuration. ``fix``: the option that gives consent.
     """
     if is_given or (others_only and is_remembered(run_dir / FROZEN)):
         return

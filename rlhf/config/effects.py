@@ -22,7 +22,7 @@ from rlhf.methods import installed_methods, methods_in_use
 
 
 class Effect(NamedTuple):
-    """What the field of a key declares, such as the phases that read the key."""
+    """The effect of a key, as its field declares it: the phases it affects, and more."""
 
     affects: Affects
     at_resume: AtResume = AtResume.fixed
@@ -68,7 +68,7 @@ def _iterate_effects(
 
 
 def _find_key(key: str) -> str:
-    """Return the key of the schema that ``key`` is or is in, such as rewards; "" for a group."""
+    """Return the schema's key that equals or contains ``key``, such as rewards; "" for a group."""
     while key and key not in effects_by_key():
         key = key.rpartition(".")[0]
     return key
@@ -117,7 +117,7 @@ def _iterate_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
-    """Return why ``config`` does not read ``key``, with ``value``, and a way out; "" if it does."""
+    """Return why ``config`` does not read ``key``, and a fix for ``value``; "" if it reads it."""
     if not (name := _find_key(key)):
         return ""
     # Keys like ppo.critic_check.every affect no result: take the readers of their group.
@@ -143,7 +143,7 @@ def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
 
 
 def _cause_values(config: RunConfig, key: str, rule: Unread) -> dict[str, Any] | None:
-    """Return the values by which ``rule`` makes ``key`` ineffective; None if it does not."""
+    """Return the values, by key, with which ``rule`` makes ``key`` ineffective; None if none do."""
     group = key.rpartition(".")[0]
     keys = [each if "." in each else f"{group}.{each}" for each in rule.keys]
     values = [attrgetter(each)(config) for each in keys]
@@ -151,7 +151,7 @@ def _cause_values(config: RunConfig, key: str, rule: Unread) -> dict[str, Any] |
 
 
 def refuse_two_replacements(config: RunConfig) -> None:
-    """Raise ConfigError if two methods replace what one key sets: one of them would do nothing."""
+    """Raise ConfigError if two methods in use replace what the same key sets."""
     replaced: dict[str, str] = {}
     for method in methods_in_use(config):
         for key, rule in method.unread.items():

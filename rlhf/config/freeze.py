@@ -58,9 +58,9 @@ UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
-    """Write the configuration, which every rank reads, atomically to ``run_dir``; remember it.
+    """Write the configuration for all ranks to ``run_dir``; record that this user wrote it.
 
-    It names the methods that the run uses, with their packages, and has no keys of idle methods.
+    The file names the methods that the run uses, with their packages, and has no keys of idle ones.
     """
     used = {method.name: method.package for method in methods_in_use(config)}
     values = drop_idle_keys(asdict(config)) | ({METHODS: used} if used else {})
@@ -70,13 +70,13 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
-    """Write the overrides of the command that started a run, without links, to ``run_dir``."""
+    """Write to ``run_dir`` the command that started the run, with links in paths resolved."""
     command = shlex.join(["python", "launch.py", *map(_word_to_repeat, overrides)])
     write_text_atomically(run_dir / COMMAND, command + "\n")
 
 
 def _word_to_repeat(override: str) -> str:
-    """Return an override as it was typed, with the folder that runs/latest stands for now."""
+    """Return an override as typed, with a link such as runs/latest replaced by its target."""
     typed = override.removeprefix("++")  # which to_hydra_override adds to a mapping
     override = typed if to_hydra_override(typed) == override else override
     key, _, value = override.partition("=")
@@ -228,7 +228,7 @@ def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
 def keep_reduced_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     """Return ``asked`` with the sizes in ``stored`` that were reduced after running out of memory.
 
-    All sizes of ``asked`` are kept if it has, for example, another number of ranks.
+    If ``asked`` divides batches otherwise too, as over other ranks, it is returned unchanged.
     """
     changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
     if not changes or not changes <= REDUCED_SIZES:

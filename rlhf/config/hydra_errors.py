@@ -130,7 +130,7 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 
 def missing_package(words: str) -> str | None:
-    """Return which package to install for a key, KEY=VALUE or GROUP=OPTION; None: none is known."""
+    """Return which package has a key, KEY=VALUE or GROUP=OPTION, as text; None if none is known."""
     words = re.sub(r"^rewards\.\w+\.", "rewards.NAME.", words)
     for package, known in read_yaml_beside(__file__, "packages.yaml").items():
         if any(f"{words}.".startswith(f"{name}.") for name in known):
@@ -220,8 +220,8 @@ LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
 UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
 UNREADABLE += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
-# submitit_slurm is reserved for Hydra's plugin; our slurm takes the nodes from ``hardware``.
 OF_HYDRA = ("hydra.launcher.additional_parameters", "hydra.job.env_set")  # take any name
+# submitit_slurm is reserved for Hydra's plugin; our slurm takes the nodes from ``hardware``.
 PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
@@ -251,7 +251,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _unknown_option_error(error, overrides)
     if isinstance(error, OverrideParseException):
         return _malformed_override_error(error)
-    if isinstance(error, InterpolationResolutionError | GrammarParseError):  # some: ValueErrors
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):  # or a ValueError too
         return interpolation_error(error)
     if isinstance(error, ValueError):
         return _value_error(str(error), overrides)

@@ -1,8 +1,8 @@
 """The only module of rlhf/ that imports undocumented parts of Hydra: a new release may change them.
 
 Hydra documents its decorator, the Compose API, ConfigStore, HydraConfig and the interfaces of its
-plugins. ``tests/config/test_hydra_parts.py`` names every other part that is used, members and texts
-of messages included, and says which of them an installed version lacks.
+plugins. ``tests/config/test_hydra_parts.py`` lists every other part that is used, with its members
+and message texts, and fails with the names of those that the installed version lacks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def values_of(override: Override) -> list[str]:
 
 
 def parse_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return the flags and overrides among ``words``, and the words that Hydra does not know."""
+    """Return a namespace of flags and overrides in ``words``, and the words unknown to Hydra."""
     return get_args_parser().parse_known_args(list(words))
 
 
@@ -92,7 +92,7 @@ class MethodsSearchPath(SearchPathPlugin):
     """The part of Hydra's search path with the options of installed methods."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders of methods after conf/: of two files Hydra uses that in conf/."""
+        """Add the folders of methods after conf/: Hydra prefers a file in conf/ to theirs."""
         for folder in conf_folders():
             search_path.append("rlhf-methods", f"file://{folder}")
 

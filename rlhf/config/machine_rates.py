@@ -1,4 +1,4 @@
-"""The bytes, rates and precision of the machine that a run is planned for.
+"""The memory, rates and precision of the machine that a run is planned for.
 
 rlhf/jobs/measure_cpu.py measures the rates of this CPU once.
 """
@@ -126,7 +126,7 @@ def resolve_cpu_dtype(dtype: Dtype) -> Dtype:
 class Machine:
     """Memory and rates of a machine, in bytes, bytes/s and FLOPs/s (``operations``).
 
-    Values are per rank, or per node if the name ends in ``of_node``.
+    Memory and rates are per rank, or per node if the name ends in ``of_node``.
     """
 
     ranks: int
@@ -219,6 +219,6 @@ def _configured_tflops(hardware: HardwareConfig) -> float | None:
 
 def _machine_memory_bytes() -> int:
     """Return the memory of this machine in bytes, or the container's limit if it is lower."""
-    here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = read_cgroup_limits().memory
-    return here if limit is None else min(here, limit)
+    return installed if limit is None else min(installed, limit)

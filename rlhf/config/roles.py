@@ -99,7 +99,7 @@ def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
 
 
 def given_reward_model(config: RunConfig) -> ModelConfig | None:
-    """Return the pretrained model that the run scores with or trains as reward model, if any."""
+    """Return the group ``reward_model`` if the run uses it and it is pretrained, otherwise None."""
     key, model = reward_model_base(config)
     is_read = key == "reward_model" and not {Phase.reward, Phase.ppo}.isdisjoint(config.phase.order)
     return model if is_read and model.init is ModelInit.pretrained else None
@@ -132,8 +132,8 @@ def setting_unsupported_by_torch(
 ) -> str | None:
     """Return the first setting that plain torch does not support, as key=value, or None.
 
-    ``needs_deepspeed`` is such a setting outside of ``zero``, if the run has one. If ``dtype`` is
-    None, precision is not checked.
+    ``needs_deepspeed`` is a setting outside of ``zero`` that needs DeepSpeed, or None. If ``dtype``
+    is None, precision is not checked.
     """
     if needs_deepspeed is not None:
         return needs_deepspeed
@@ -153,7 +153,7 @@ def runs_on_torch(
     zero: ZeroConfig, *, ranks: int, dtype: Dtype, needs_deepspeed: str | None = None
 ) -> bool:
     """Return True if plain torch runs a model: DeepSpeed is neither chosen nor required."""
-    found = setting_unsupported_by_torch(
+    obstacle = setting_unsupported_by_torch(
         zero, ranks=ranks, dtype=dtype, needs_deepspeed=needs_deepspeed
     )
-    return found is None and zero.engine is not TrainingEngine.deepspeed
+    return obstacle is None and zero.engine is not TrainingEngine.deepspeed

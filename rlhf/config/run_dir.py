@@ -46,7 +46,7 @@ UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 def make_run_dir(
     config: RunConfig, *, job_dir: Path | None, now: datetime, continues: bool = False
 ) -> Path:
-    """Return the directory of a run, which is created unless a stopped run is resumed.
+    """Return the directory of a run: a new one, or that of a stopped run, which is then resumed.
 
     It is config.run_dir, else ``job_dir`` (for a job of a sweep), else a new folder in runs/. If a
     job was stopped and requeued, ``job_dir`` already holds its run, which is resumed. With
@@ -99,7 +99,7 @@ def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
 
 
 def has_trained_nothing(path: Path) -> bool:
-    """Return True if the ranks of the run in ``path`` began, and have logged and stored nothing."""
+    """Return True if ranks were started in ``path``, but logged no metric and began no phase."""
     metrics = path / METRICS
     is_logged = metrics.exists() and metrics.stat().st_size > 0
     has_models = any((path / phase).exists() for phase in Phase)
@@ -107,14 +107,14 @@ def has_trained_nothing(path: Path) -> bool:
 
 
 def clear_untrained_run(run_dir: Path) -> None:
-    """Remove what a run that has trained nothing would leave to the next run in its folder."""
+    """Remove the files of a run that has trained nothing, so that another run can start here."""
     if has_trained_nothing(run_dir):
         for name in (FROZEN, ATTEMPTS.name, *OF_A_START):
             remove(run_dir / name)
 
 
 def refuse_changed_config(run_dir: Path, begun: RunConfig) -> None:
-    """Check that no other command has replaced the configuration ``begun`` that this one wrote."""
+    """Check that ``run_dir`` still has the configuration ``begun`` that this command wrote."""
     if replace(load_frozen_config(run_dir), run_dir=None) != replace(begun, run_dir=None):
         raise ConfigError(
             f"{run_dir}: another command began or resumed a run in this folder at the same time, "
@@ -174,7 +174,7 @@ def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print_to_stderr) -
 
 
 def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) -> None:
-    last = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + WAIT_SECONDS
     is_waiting = False
     while True:
         try:
@@ -190,7 +190,7 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
             if error.errno not in HELD:
                 raise
         owner = read_tail(run_dir / LOCK).decode(errors="replace").strip() or "another process"
-        if time.monotonic() >= last:
+        if time.monotonic() >= deadline:
             raise CheckpointError(
                 f"{run_dir}: {owner} is running this run, and two would mix their files. Wait for "
                 "it or end it (`ps -fp` and its number show it), then resume"
@@ -221,11 +221,11 @@ def _creation_error(path: Path, error: OSError) -> ConfigError:
 
 
 def point_latest_to(run_dir: Path, say: Callable[[str], None]) -> None:
-    """Replace the link ``runs/latest``, if ``run_dir`` is in runs/; a run calls it as it trains."""
+    """Point ``runs/latest`` to ``run_dir`` if that is in runs/; called when the run has trained."""
     if not run_dir.resolve().is_relative_to(RUNS.resolve()):
         return
     try:
         with replace_atomically(LATEST, shared=True) as link:
             link.symlink_to(run_dir.resolve().relative_to(RUNS.resolve()))
     except OSError as error:
-        say(f"warning: {LATEST} cannot be replaced ({error.strerror}), so it is not this run")
+        say(f"warning: {LATEST} cannot be replaced ({error.strerror}): it may name another run")

@@ -50,7 +50,7 @@ def to_run_config(cfg: DictConfig) -> RunConfig:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return ``config`` with other ``values`` of some dotted keys, after checking all rules."""
+    """Return ``config`` with the dotted keys in ``values`` replaced, after checking all rules."""
     cfg = OmegaConf.create(asdict(config))
     for key, value in values.items():
         OmegaConf.update(cfg, key, value)
@@ -61,8 +61,8 @@ def merge_into_schema(cfg: DictConfig) -> DictConfig:
     """Return ``cfg`` merged into the schema; mandatory values may still be missing.
 
     Raises:
-        ConfigError: if a value has the wrong type. OmegaConf accepts any number as true or false:
-            only 0 and 1 are accepted here.
+        ConfigError: if a value has the wrong type. For true or false, OmegaConf accepts any number,
+            but this function only 0 and 1.
     """
     # The filled schema would add missing groups: use it only if every group is a mapping.
     is_whole = all(
@@ -123,7 +123,7 @@ def schema_error(error: OmegaConfBaseException) -> ConfigError:
 
 
 def values_by_key(config: RunConfig) -> dict[str, Any]:
-    """Return the plain value of every dotted key of ``config``: of an enum, its name."""
+    """Return the plain value of every dotted key of ``config``; an enum member becomes its name."""
     return flatten_keys(_to_plain(asdict(config)))
 
 

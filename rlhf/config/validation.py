@@ -149,19 +149,19 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
-    """Check that no value is a secret, also if an interpolation read it from ``environment``."""
+    """Check that no value is a secret, not even one that ``${oc.env:...}`` has read."""
     words = (f"{key}={each}" for key, each in iterate_entries(asdict(config)))
     refuse_secrets_in_command(words, environment)
 
 
 def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, str]) -> None:
-    """Check that no word of a command has or reads a secret, because Hydra stores the words."""
-    read = {w: re.sub(READ_VARIABLE, lambda m: environment.get(m[1], ""), w) for w in words}
-    together = "\n".join({*read, *read.values()})
+    """Check that no word holds a secret or reads one by ``${oc.env:...}``: Hydra stores words."""
+    resolved = {w: re.sub(READ_VARIABLE, lambda m: environment.get(m[1], ""), w) for w in words}
+    together = "\n".join({*resolved, *resolved.values()})
     # First search all texts at once, which is fast; almost always there is no secret.
     if redact(together, environment) == together:
         return
-    for word, text in read.items():
+    for word, text in resolved.items():
         if any(redact(each, environment) != each for each in (word, text)):
             raise ConfigError(
                 f"{redact(word, environment)}: is or holds a key or a password, and commands and "
@@ -172,7 +172,7 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
 
 
 def iterate_entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and every name and value in nested mappings and lists; skip None."""
+    """Yield (dotted key, entry) for each name and value in nested mappings and lists; skip None."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from iterate_entries(each, f"{key}.{name}".lstrip("."))

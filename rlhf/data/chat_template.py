@@ -1,4 +1,4 @@
-"""Render messages by a tokenizer's chat template, and check what it shows of them.
+"""Render messages by a tokenizer's chat template, and check that it shows all of them.
 
 Messages reach the template (data.template=chat) as they were read. The opening tokens come from the
 template, not from the tokenizer. An answer ends with the tokenizer's end token; text that the
@@ -7,8 +7,8 @@ template writes after this token belongs to the next context.
 The prompt of an answer is what the template renders with add_generation_prompt, and the answer is
 what the template adds to it for the conversation with the answer. So prompt and answer together are
 the text that transformers' apply_chat_template renders, and both are what the model reads and
-writes in a rollout. Where a template writes no thought but its prompt begins one (DeepSeek-R1's),
-the answer is what a model writes after that prompt: the rest of its thought, and its text.
+writes in a rollout. If a template drops thoughts but its prompt begins one (as DeepSeek-R1's does),
+the answer is what a model writes after that prompt: the rest of the thought, and the text.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 PROBE = "probe42"  # a text that is searched for in rendered text
 OPEN_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
-ENDS_OF_THOUGHTS = ("</think>", "<channel|>")  # in a prompt: it has ended the model's thought
+ENDS_OF_THOUGHTS = ("</think>", "<channel|>")  # a prompt with one has ended the model's thought
 
 
 class ChatTemplate:
     """A tokenizer's chat template, which renders prompts and responses and checks the result.
 
-    Every method raises UnusableTemplateError if the template cannot render a turn, does not show
-    one, or renders earlier turns differently because of a later turn.
+    Methods raise UnusableTemplateError if the template cannot render a turn, does not show it, or
+    renders a prompt differently if an answer follows (``render_observation``: a DataError).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -51,13 +51,13 @@ class ChatTemplate:
                 "or the tokenizer of a chat model (model.tokenizer=FOLDER_OR_HUB_ID)"
             )
         self._tokenizer: Any = tokenizer
-        self._hidden: dict[object, str] = {}  # shape of a conversation -> what is not shown of it
+        self._hidden: dict[object, str] = {}  # shape of a conversation -> its parts not shown
         question, answer = Asked((Message("user", "question"),)), Message("assistant", PROBE)
         self._in_parts = False
         self._set_form_of_contents(question, answer)
         answered = self._render(question, answer=answer)
-        _, found, self._tail = answered.rpartition(PROBE)
-        if not found:
+        _, probe, self._tail = answered.rpartition(PROBE)
+        if not probe:
             raise UnusableTemplateError("the chat template drops the response", question)
         self._end = self._cut_after_end_token(self._tail)
 
@@ -118,11 +118,11 @@ class ChatTemplate:
 
     def render_observation(self, role: str, text: str) -> str:
         """Return the text between a response's end token and the assistant's next turn."""
-        # The answer begins with a thought: some templates drop the thoughts of earlier turns.
+        # Test with a thought in the answer: some templates drop the thoughts of earlier turns.
         answer = Message("assistant", f"<think>\n{PROBE}\n</think>\n\n{PROBE}")
-        said = Asked((Message("user", "question"),))
-        before = self._render(said, answer=answer).removesuffix(self._tail) + self._end
-        whole = self._render(Asked((*said.messages, answer, Message(role, text))))
+        asked = Asked((Message("user", "question"),))
+        before = self._render(asked, answer=answer).removesuffix(self._tail) + self._end
+        whole = self._render(Asked((*asked.messages, answer, Message(role, text))))
         if not whole.startswith(before):
             raise DataError(
                 "data.template=chat: the chat template renders earlier messages differently "
@@ -133,7 +133,7 @@ class ChatTemplate:
         return whole[len(before) :]
 
     def _set_form_of_contents(self, asked: Asked, answer: Message) -> None:
-        """Select contents as text, or as lists of parts if only these are shown.
+        """Choose the form of contents: text, or lists of parts if the template shows only these.
 
         Templates of models that read images too, such as SmolVLM's, take lists of parts.
         """
@@ -146,8 +146,8 @@ class ChatTemplate:
     def _require_shown(self, asked: Asked) -> None:
         """Raise an error if the template does not show a message, a call or a tool.
 
-        Conversations of one shape, the roles and keys of their messages, are tried once, with words
-        of their own instead of their texts.
+        Each shape of a conversation (the roles and keys of its messages) is rendered once for this,
+        with probe words in place of the texts.
         """
         if not asked.messages:
             raise UnusableTemplateError("there is no message in a prompt", asked)
@@ -158,7 +158,7 @@ class ChatTemplate:
             raise UnusableTemplateError(f"the chat template does not show {hidden}", asked)
 
     def _find_hidden(self, asked: Asked) -> str:
-        """Return what the template does not show of a conversation; "" if it shows all."""
+        """Return the parts of a conversation that the template does not show, joined by commas."""
         probes = Probes()
         *before, last = map(probes.replace_texts, asked.messages)
         tools = asked.tools and [probes.rename(tool, "tools") for tool in asked.tools]
@@ -208,7 +208,7 @@ class Probes:
     """Words that stand for the texts of a conversation, to see which of them a template shows."""
 
     def __init__(self) -> None:
-        """Begin without words."""
+        """Start with no words."""
         self.of: dict[str, str] = {}  # word -> what it stands for
 
     def _add(self, what: str) -> str:

@@ -43,14 +43,14 @@ def padded_width(tokens: int, *, max_width: int) -> int:
 def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> list[list[int]]:
     """Divide the rows of one global batch by length; return the row numbers of each rank.
 
-    Every ``micro`` consecutive rows are a micro-batch of rows of similar length, which needs the
-    least padding. The micro-batches are dealt one by one, the longest first, each to the rank that
-    has the fewest tokens so far. ``len(lengths)`` must be a multiple of ``ranks * micro``.
+    Every ``micro`` consecutive rows of a rank are a micro-batch of rows of similar length, for
+    little padding. The micro-batches are dealt one by one, the longest first, each to the rank with
+    the smallest total width so far. ``len(lengths)`` must be a multiple of ``ranks * micro``.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     share = len(order) // ranks
     parts: list[list[int]] = [[] for _ in range(ranks)]
-    widths = [0] * ranks  # of all micro-batches of a rank together
+    widths = [0] * ranks  # sum of the widths of each rank's micro-batches
     for first in range(0, len(order), micro):
         open_ranks = (rank for rank in range(ranks) if len(parts[rank]) < share)
         rank = min(open_ranks, key=widths.__getitem__)
@@ -60,7 +60,7 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
 
 
 class EvalRows(NamedTuple):
-    """One rank's rows of a held-out batch; ``keep_B`` is False at rows that only fill the batch."""
+    """One rank's rows of a held-out batch; ``keep_B`` is False for repeats that fill the batch."""
 
     rows: list[int]
     keep_B: Tensor
@@ -87,7 +87,7 @@ class PairStep(NamedTuple):
     """The pairs of one optimizer step, over all ranks."""
 
     rows: list[int]
-    """Index of the pair in every slot; a slot without a pair of its own repeats the first pair."""
+    """Index of the pair in every slot; empty slots repeat the step's first pair, with weight 0."""
     weights: list[float]
     """One over the number of pairs of the slot's prompt; 0 for a repeated pair."""
     num_prompts: int

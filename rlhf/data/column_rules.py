@@ -44,7 +44,7 @@ from rlhf.data.unread import Values, summarize
 
 Wanted = Mapping[str, str]  # data columns that rewards read -> the config key that names the column
 NONE_WANTED: Wanted = {}
-# The sets of targets that a user may define, sorted; with a prompt or messages, also a system turn.
+# The sets of targets that a user may define; beside prompt or messages, also system and tools.
 TARGETS = (
     "prompt; chosen, prompt; chosen, grade, prompt; chosen, prompt, rejected; "
     "prompt, responses; prompt, responses, scores; prompt, ranks, responses; "
@@ -60,7 +60,7 @@ NESTED = (list, dict)
 
 
 class TextFunctions(Functions):
-    """JMESPath's functions, and this project's functions on texts; these return null for null."""
+    """JMESPath's functions, and functions on texts of this project, which return null for null."""
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
@@ -111,8 +111,8 @@ class TextFunctions(Functions):
     ) -> list[object] | None:
         """Return the messages of a text in which ``human:`` and ``assistant:`` begin the turns.
 
-        Only a word is followed by a colon; another mark, such as ``<user>``, is not. Text before
-        the first mark is a message from the user.
+        A colon must follow a mark that is a word, but not another mark, such as ``<user>``. Text
+        before the first mark is a message from the user.
         """
         if not text or not text.strip():
             return None
@@ -134,7 +134,7 @@ def _make_turn(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text.strip()}
 
 
-# One interpreter for all rows, since each one has to find its methods anew.
+# One interpreter for all rows, since each new interpreter must look up its methods again.
 INTERPRETER = TreeInterpreter(Options(custom_functions=TextFunctions()))
 
 
@@ -239,9 +239,9 @@ class Layout(NamedTuple):
         return Converted(records, self.name, left_out, read, unread, conflicts)
 
     def _compute_targets(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """Yield each row and its targets; a layout of threads has targets of its own.
+        """Yield each row and its targets as a Row; for threads, once per question in the row.
 
-        A blank text is null, except in a column that a known layout reads as it is.
+        A blank text becomes null, unless a known layout's expression is only the column's name.
         """
         if "threads" in self.expressions:
             yield from expand_threads(rows)
@@ -286,7 +286,7 @@ def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
 
 
 def _summarize_keys(column: str, items: Sequence[object]) -> dict[str, Values]:
-    """Return the values of the keys that are not read in messages; an answer may lack a key."""
+    """Summarize the values of unread keys of messages; a key that an answer lacks is blank."""
     said = [item for item in items if isinstance(item, dict)]
     keys = dict.fromkeys(key for item in said for key in item if key not in MESSAGE_KEYS)
     found = {
@@ -304,9 +304,9 @@ def _is_answer(item: Mapping[str, object]) -> bool:
 
 
 def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:
-    """Return the columns that ``keep`` names, of a row or of what was made of it.
+    """Return the columns that ``keep`` names, from a row or from the scores of its ``record``.
 
-    A name with dots that is no column leads to a field of one: ``reward_model.ground_truth``.
+    A name with dots that is no column is the path of a field: ``reward_model.ground_truth``.
 
     Raises:
         DataError: if a column is missing; the message has the configuration key that names it.
@@ -329,7 +329,7 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
     """Parse the expressions in ``columns``, the value of the configuration key ``key``.
 
     Raises:
-        ConfigError: if the columns have no known layout, or a value is not an expression.
+        ConfigError: if the names are not one of ``TARGETS``, or a value is not an expression.
     """
     more = {"system", "tools"} if {"prompt", "messages"} & columns.keys() else set()
     known = "; ".join(TARGETS)

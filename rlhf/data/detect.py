@@ -1,4 +1,4 @@
-"""Detect the column layout of a source."""
+"""Detect the layout of a source's columns, and convert its rows by the layout."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rlhf.data.unread import Values, judge_words, summarize
 from rlhf.data.written_lists import read_written_messages
 
 TABLE = "columns.yaml"  # the layouts, and names of columns with a special meaning
-# The words that read a data set by COLUMNS.
+# The overrides that read a data set by the expressions COLUMNS.
 COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMNS}"
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
 UNCLEAR = "scores_or_ranks"  # target of numbers beside responses that find_doubt refuses
-# Parts of the names of numbers beside responses -> the target.
+# Target -> words in the names of columns with numbers beside responses.
 ORDERS = {"ranks": ["rank"], "scores": SCORE_NAMES}
 # Targets of every layout with a prompt.
 ADDED = {"system": "system || system_prompt", "tools": "tools"}
@@ -83,8 +83,8 @@ def convert_rows(
     """Convert rows to records by ``rules``, or by the layout that is detected.
 
     Raises:
-        DataError: as ``detect_layout``, ``read_written_messages`` and ``Layout.convert`` do, or if
-            an unread column may change what is learned.
+        DataError: if ``detect_layout``, ``read_written_messages`` or ``Layout.convert`` raises it,
+            or an unread column may change what is learned.
     """
     rows = read_written_messages(rows)
     layout = rules or detect_layout(rows, source=source, keep=keep, command=command)
@@ -134,10 +134,10 @@ def _select_targets(layout: Layout, typical: Mapping[str, object]) -> dict[str, 
 def _find_grades(
     layout: Layout, rows: Sequence[Row], unread: Sequence[str]
 ) -> dict[str, ParsedResult]:
-    """Return the target that an ``unread`` column with grades of the responses makes, if any.
+    """Return a target that reads an ``unread`` column of grades of the responses; {} if none does.
 
-    A column with a number for each of several responses makes scores or ranks by its name, or
-    UNCLEAR if its name does not say which, or if there are several such columns.
+    A column with a number for each of several responses is scores or ranks, according to its name,
+    or UNCLEAR if its name does not show which, or if there are several such columns.
     """
     targets = layout.expressions.keys()
     if "responses" in targets and targets.isdisjoint({"scores", "ranks"}):
@@ -169,9 +169,9 @@ def _grades_items(rows: Sequence[Row], column: str, name: str) -> bool:
 def find_doubt(
     layout: Layout, unread: Mapping[str, Values]
 ) -> tuple[str, Mapping[str, str] | None]:
-    """Return why ``unread`` columns may change what ``layout`` learns, and how to read them.
+    """Return why ``unread`` columns may change what ``layout`` learns, and targets that read them.
 
-    The reason is "" if they do not, or if a user has named the columns.
+    The reason is "" if they do not, or if a user has named the columns. None: guess the targets.
     """
     names, targets = _read_names(), layout.expressions.keys()
     if layout.key:
@@ -240,7 +240,7 @@ def _holds(condition: ParsedResult, typical: Mapping[str, object]) -> bool:
 
 
 def _describe_missing(typical: Mapping[str, object]) -> str:
-    """Return that no layout has the columns of ``typical``, and which layout comes nearest."""
+    """Return the message that no layout has the columns of ``typical``, with the nearest layout."""
 
     def share_present(layout: Layout) -> tuple[float, int]:
         present = sum(name in typical for name in layout.required)
@@ -260,7 +260,7 @@ def _build_advice(
     layout: Layout | None = None,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the words that read ``rows`` by ``layout`` and ``more``, or without by a guess."""
+    """Return overrides that read ``rows`` by ``layout`` and ``more``; without them, by a guess."""
     typical, whole = find_first_values(rows), [row.values for row in rows]
     if layout is not None and more is not None:
         missing = layout.optional - typical.keys()

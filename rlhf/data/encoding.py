@@ -1,9 +1,9 @@
 """Encode prompts, answers and the observations of episodes to token ids.
 
-A record is rendered as *sequences* of pieces: a context, and the answer that follows it. With plain
-turns (``plain_turns.py``) and without several answers to learn, that is one piece, prompt and
-response. A chat template (``chat_template.py``) gets messages as they were read; only a prompt that
-is text in its source ("\\n\\nHuman: ..\\n\\nAssistant:") is parsed into messages for it.
+A record is rendered as *sequences* of *pieces*; a piece is a context and the answer that follows
+it. A record with one answer is one piece: prompt and response. Plain turns are rendered by
+``plain_turns.py``. A chat template (``chat_template.py``) gets messages as they were read; only a
+prompt that is text in its source ("\\n\\nHuman: ..\\n\\nAssistant:") is parsed into messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EncodedPiece = tuple[list[int], list[int]]
 
 
 class Encoder:
-    """An encoder of text to ids with one tokenizer, separately for prompts and responses."""
+    """A renderer of records, which encodes prompts and responses separately with one tokenizer."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template: Template = Template.plain
@@ -76,9 +76,9 @@ class Encoder:
     def render_answers(self, record: Record) -> list[list[TextPiece]]:
         """Return the sequences with all answers of a record that SFT learns.
 
-        An answer continues the sequence of the one before it if its prompt begins with that whole
-        sequence. A template that renders earlier turns differently, for instance without their
-        thoughts, gives a sequence per answer.
+        An answer is added to the sequence of the answer before it if its rendered prompt begins
+        with that whole sequence. Otherwise, for example if the template drops the thoughts of
+        earlier turns, it begins a new sequence.
         """
         if not record.turns:
             return [[self.render_response(record, record.chosen or "")]]
@@ -103,7 +103,7 @@ class Encoder:
     def encode_contexts(
         self, texts: Sequence[str], starts: Sequence[bool] | None = None
     ) -> list[list[int]]:
-        """Return the ids of rendered texts, which start a sequence or else follow an end token."""
+        """Return the ids of rendered contexts; those with ``starts`` False follow an end token."""
         starts = [True] * len(texts) if starts is None else starts
         encode_first = self._encode if self._is_chat else self._encode_with_opening
         pairs = list(zip(texts, starts, strict=True))
@@ -150,7 +150,7 @@ class Encoder:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """A pattern of the tokenizer's special tokens, which would begin or end a turn."""
+        """Return a pattern of the tokenizer's special tokens, which would begin or end a turn."""
         added = self._tokenizer.added_tokens_decoder.values()
         names = sorted((each.content for each in added if each.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)) or "(?!)")
@@ -168,7 +168,7 @@ class Encoder:
         return self._template.render_piece(asked, answer)
 
     def _render_episode(self, record: Record) -> list[TextPiece]:
-        """Return the responses of an episode, each after what the environment said before it."""
+        """Return the responses of an episode, each with the prompt or observation before it."""
         pieces: list[TextPiece] = []
         for before, turn in pairwise(record.turns):
             if turn.role == "assistant":
@@ -178,7 +178,7 @@ class Encoder:
         return pieces
 
     def _encode_after_end(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts that follow an end token, which some tokenizers encode apart."""
+        """Return the ids of texts after an end token, which changes how some tokenizers encode."""
         if not self._is_chat:
             return self._encode(texts)
         return [ids[1:] for ids in self._encode([self._tokenizer.eos_token + t for t in texts])]

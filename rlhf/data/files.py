@@ -1,9 +1,9 @@
 """Read the rows of a .jsonl, .json, .csv, .tsv or .parquet file, numbered from 1.
 
-All but .parquet may be compressed (.gz, .bz2, .zst, or under another name) and UTF-8, UTF-16 or
-UTF-32 text, as their first bytes say. A reader yields chunks, each a function that returns up to
-``CHUNK`` rows, or all rows of a .json array. The call parses the rows, unless they are csv text, so
-that a process can skip the chunks that others convert.
+All but .parquet are UTF-8, UTF-16 or UTF-32 text, and may be compressed (gzip, bzip2, zstd, under
+any name): their first bytes decide. A reader yields chunks, each a function that returns up to
+``CHUNK`` rows, or all rows of a .json array. Only the call of this function parses the rows (except
+csv), so a process can skip the chunks that other processes convert.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOO_DEEP = "lists or objects are nested too deep; a row is an object of text or 
 NOT_LINES = "; call a file .json if its rows are not one object on each line"
 OTHER_DELIMITERS = "\t;|"  # spreadsheets may write these instead of commas
 CHUNK = 10_000  # rows
-PACKED_RATIO = 3  # bytes of text for a byte of a compressed file: an assumption
+PACKED_RATIO = 3  # assumed bytes of text per byte of a compressed file
 
 Numbered = tuple[int, object]  # the number of a row, from 1, and the row
 Chunk = Callable[[], Iterable[Numbered]]
@@ -40,7 +40,7 @@ def _open_zstd(file: Path, _mode: str) -> Any:
     return pyarrow.input_stream(str(file), compression="zstd")
 
 
-# The end of a compressed file's name -> its first bytes, which any name may have, and its opener.
+# Suffix of a compressed file -> its first bytes, which are recognised under any name; its opener.
 DECOMPRESSORS: dict[str, tuple[bytes, Callable[[Path, str], Any]]] = {
     ".gz": (b"\x1f\x8b", gzip.open),
     ".bz2": (b"BZh", bz2.open),
@@ -49,7 +49,7 @@ DECOMPRESSORS: dict[str, tuple[bytes, Callable[[Path, str], Any]]] = {
 
 
 def open_text(file: Path, newline: str | None = None) -> TextIO:
-    """Open a file of Unicode text, which may be compressed; ``newline`` is that of ``open``."""
+    """Open a file of Unicode text, which may be compressed; ``newline`` is as in ``open``."""
     with file.open("rb") as packed:
         first = packed.read(4)
     decompress: Callable[[Path, str], Any] = open
@@ -68,7 +68,7 @@ def estimate_text_bytes(file: Path) -> int:
 
 
 def find_reader(file: Path, readers: Mapping[str, Reader] | None = None) -> Reader | None:
-    """Return the reader of a file by the end of its name, such as .csv or .csv.gz; None: none."""
+    """Return the reader for the end of a file's name, such as .csv or .csv.gz, or None."""
     suffix = file.suffix.lower()
     if is_compressed := suffix in DECOMPRESSORS:
         suffix = Path(file.stem).suffix.lower()
@@ -130,11 +130,11 @@ def _build_json_error(error: Exception, place: str, *, names_line: bool = False)
 
 def _build_json_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return the JSON object of ``pairs``; raise a ValueError if a key occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"an object has the key {max(names, key=names.count)!r} twice")
-    return found
+    return content
 
 
 def _read_constant(name: str) -> float | None:

@@ -10,7 +10,7 @@ A layout computes these values, its targets, of each row (``columns.yaml``, ``co
                               better) or ``ranks`` (lower is better)
     grade, rank               a mark (True: good, False: bad) or a score of the only response
     system, tools             the first turn of the prompt, and the tools of a conversation
-    threads                   nothing: ``expand_threads`` makes the targets of trees
+    threads                   only marks a layout of trees: ``expand_threads`` makes their targets
 
 A prompt or response is text, used unchanged, or messages (lists of ``{"role": ..., "content":
 ...}``). A record keeps the messages of its prompt, which chat templates render, and also stores
@@ -216,7 +216,7 @@ def read_marks(records: list[Record]) -> list[Record]:
 
 
 def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
-    """Return ``records`` with the pairs of all scored responses to the same prompt in their place.
+    """Return ``records`` in which pairs replace scored responses to the same prompt.
 
     A scored response without a rival, and a record without a score, stay as they are.
     """
@@ -241,7 +241,7 @@ def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
 
 
 def _read_response(row: Row, column: str, asked: Record | None) -> Record:
-    """Return a record of the response in ``column``, if it has one, and of the prompt before it.
+    """Return a record of the prompt and, if ``column`` has a value, of the response in it.
 
     Messages that begin with the user, or with the system, are a whole conversation with its prompt.
     """
@@ -289,7 +289,7 @@ def _build_unlearned_error(answer: Message, column: str) -> UnusableRowError:
 def _read_conversation(row: Row, left_out: Dropped) -> Record:
     """Return a record of the last answer to learn, with all turns if they have more to learn.
 
-    A conversation without such an answer is a prompt. Turns that no answer follows are counted.
+    Without such an answer, it is a prompt. A conversation that ends in no answer is counted.
     """
     messages = row.messages("messages")
     learned = find_learned_turns(messages)

@@ -57,9 +57,9 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         phase: each for phase, each in found.items() if each.train < needed[phase] or not each.eval
     }
     if short:
-        rows = config.ppo.rollout_batch_size
+        rollout = config.ppo.rollout_batch_size
         counts = "; ".join(
-            _describe_shortage(phase, each, needed=needed[phase], rows=rows)
+            _describe_shortage(phase, each, needed=needed[phase], rollout=rollout)
             for phase, each in short.items()
         )
         sizes = [
@@ -91,11 +91,11 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         check_ppo(replace(config.ppo, steps=steps))
 
 
-def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rows: int) -> str:
-    """Return the numbers of examples that a phase has and needs; ``rows`` is PPO's batch size."""
+def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rollout: int) -> str:
+    """Return the numbers of examples that a phase has and needs; ``rollout``: PPO's batch size."""
     size = f"{phase}.batch_size={needed}"
     if phase is Phase.ppo:
-        size = f"ppo.rollout_batch_size={rows}"
+        size = f"ppo.rollout_batch_size={rollout}"
     skipped = f" ({found.skipped_text})" if found.skipped_text else ""
     return (
         f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"

@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     tools: Sequence[Any] | None = None
     begun: str = ""
     text: str | None = None
-    """The prompt with plain turns, if it is not what ``render_prompt`` makes of the messages."""
+    """The prompt with plain turns, if it differs from ``render_prompt(messages)``."""
 
 
 def build_plain_template(opening: str) -> str:
@@ -100,7 +100,7 @@ class PlainTurns:
         return render_prompt(asked.messages) if asked.text is None else asked.text
 
     def render_piece(self, asked: Asked, answer: Message) -> TextPiece:
-        """Return the prompt and its answer, which a space separates, as texts."""
+        """Return as texts the prompt, and the answer with a space before it."""
         return self.render_prompt(asked, answer), f" {answer.content}"
 
     render_observation = staticmethod(render_plain_observation)

@@ -1,4 +1,4 @@
-"""Propose what to read of rows that no layout reads whole, by the columns' names and values."""
+"""Propose expressions for rows that no layout fits, by the names and values of their columns."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def find_families(names: Iterable[str]) -> list[list[str]]:
 
 
 def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[list[str]]:
-    """Return the tests for the first, the second and a third of ``rivals``, which a column names.
+    """Return, for each column that names the better of two ``rivals``, tests of its values.
 
-    The third is a tie, which a column need not have.
+    The tests are for: the first is better, the second is better, and a tie if the column has one.
     """
     found = []
     for name, values in columns.items() if len(rivals) == len(PAIR) else ():
@@ -63,7 +63,7 @@ def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[l
 
 
 def _find_side(value: str | float, rivals: Sequence[str]) -> int | None:
-    """Return 0 or 1 for the one of ``rivals`` that a value names, 2 for a tie, otherwise None."""
+    """Return the index (0, 1) of the rival that a value names, 2 for a tie, otherwise None."""
     text, lists = f"{value:g}" if isinstance(value, float) else value, word_lists()
     side = split_side(text)[1]
     for index, name in enumerate(rivals):
@@ -119,7 +119,7 @@ def propose(
 
 
 def _propose_comparison(rivals: Sequence[str], columns: Mapping[str, Values]) -> dict[str, str]:
-    """Return the targets of ``rivals`` that a column chooses from, or that have a number each."""
+    """Return targets that compare ``rivals`` by a column that names the better, or by numbers."""
     names = [quote(name) for name in rivals]
     choices = find_choices(columns, rivals)
     if len(choices) == 1:

@@ -74,12 +74,12 @@ from rlhf.options import DataConfig
 
 LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
 MOST_PROCESSES = 8
-WAITING = 2  # chunks per process that are read ahead, or converted and not yet stored
+WAITING = 2  # maximum chunks per process that are read but whose records are not yet stored
 T = TypeVar("T")
 
 
 class _Settings(NamedTuple):
-    """What applies to every dataset of a run."""
+    """Settings for the conversion of a dataset."""
 
     keep: Wanted
     prepare: Callable[[Converted], Converted]
@@ -89,7 +89,7 @@ class _Settings(NamedTuple):
     rules: Layout | None = None
     """The layout that data.sets gives; None: rows are detected."""
     command: str = ""
-    """The words that read the data set by COLUMNS."""
+    """The overrides that read the data set by the expressions COLUMNS."""
 
 
 def load_datasets(
@@ -165,8 +165,8 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
             in (dataset.phases or Phase)
         }
         command = _build_command(config.source, name, dataset)
-        own = settings._replace(keep=wanted, rules=rules.get(name), command=command)
-        raw = _convert_dataset(name, tables, own)
+        changed = settings._replace(keep=wanted, rules=rules.get(name), command=command)
+        raw = _convert_dataset(name, tables, changed)
         read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
     return read
 
@@ -247,7 +247,7 @@ def _load_dataset(
 
 
 def _build_command(source: Source, name: str, dataset: DatasetConfig) -> str:
-    """Return the words for a command that reads ``dataset`` by COLUMNS."""
+    """Return the overrides that read ``dataset`` by the expressions COLUMNS."""
     given = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
     usual = {"columns": None, "weight": 1.0, "train_split": "train"}
     said = [
@@ -280,7 +280,7 @@ def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDatas
 
 
 def _convert_tables(tables: list[Table], settings: _Settings) -> Converted:
-    """Return the records of ``tables`` to use, and what is known of all their rows."""
+    """Return the usable records of ``tables``, with the counts and columns of all their rows."""
     is_large = sum(table.bytes for table in tables) > LARGE
     found = store_tables(tables, settings) if is_large else None
     if found is None:
@@ -305,10 +305,10 @@ class NotAloneError(Exception):
 def store_tables(tables: Sequence[Table], settings: _Settings) -> Converted | None:
     """Convert all rows of ``tables``; return the records and the counts of all chunks.
 
-    The records are stored in a file without a name in ``settings.folder``. Return None if the rows
-    must be converted at once: a column has no value in the first chunk, or responses of several
-    rows are compared, or a chunk is refused, while all rows may be accepted, or an unread column of
-    all rows may change what is learned.
+    The records are stored in a file without a name in ``settings.folder``. Return None if all rows
+    must be converted at once: a column has values, but none in the first chunk; responses of
+    several rows are compared; a chunk is refused, although all rows together may be accepted; or an
+    unread column may change what is learned.
 
     Raises:
         DataError: if a table cannot be read.
@@ -358,7 +358,7 @@ def join_counts(parts: Sequence[Converted]) -> Converted:
 def _list_tasks(
     tables: Sequence[Table], settings: _Settings, layouts: list[Layout]
 ) -> Iterator[Callable[[], tuple[PackedRecords, Converted]]]:
-    """Yield a function for each chunk, which converts it by the layout of its table's first.
+    """Yield for each chunk a function that converts it by the layout of its table's first chunk.
 
     The layout of each table is added to ``layouts``.
     """
@@ -408,9 +408,9 @@ def _convert_chunk(
 
 
 def _is_alike(values: dict[str, object], first: dict[str, object]) -> bool:
-    """Return True if ``first``, of the first chunk, has each column, with a value if this has.
+    """Return True if the first ``values`` of a chunk fit ``first``, those of the first chunk.
 
-    Messages were read from the texts of a column in both chunks, or in none.
+    Each column must be in ``first``: with a value if the chunk has one, and both lists or neither.
     """
     has_all = all(
         name in first and (value is None or first[name] is not None)
@@ -456,7 +456,7 @@ def run_in_order(tasks: Iterable[Callable[[], T]], processes: int) -> Iterator[T
 
 
 def _submit_all(tasks: Iterable[Callable[[], T]], pool: ProcessPoolExecutor) -> Iterator[Future[T]]:
-    """Yield the future of each task; if ``tasks`` raises an error, it is that of the last."""
+    """Yield the future of each task; an error that ``tasks`` raises becomes one more future."""
     try:
         for task in tasks:
             yield pool.submit(task)

@@ -16,7 +16,7 @@ from rlhf.config.choices import Phase
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
 TOOL_SPEAKER = "Tool"  # of an observation with the role tool, in plain text
 ASSISTANT_TURN = "\n\nAssistant:"
-# Names of roles in public files -> the role of a Message. Chat templates know these four.
+# Names of roles in public files -> one of the four roles that chat templates know.
 ROLES = {role: role for role in (*SPEAKERS, "tool")} | {
     "developer": "system",  # OpenAI's
     "human": "user",  # ShareGPT's, as gpt, bing, bard and chatgpt
@@ -50,7 +50,7 @@ FIRST_PLACES = 5  # places that are kept of the rows that are dropped for one re
 
 
 class Dropped(Counter[str]):
-    """Numbers of dropped rows by reason; ``places`` has the places of the first of each reason."""
+    """Numbers of dropped rows by reason; ``places`` has the first places of each reason."""
 
     def __init__(self, counts: Mapping[str, int] | None = None) -> None:
         """Start with ``counts`` of rows whose places are not known."""
@@ -58,7 +58,7 @@ class Dropped(Counter[str]):
         self.places: dict[str, list[Place]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Keep the places in a copy of another process."""
+        """Include the places when another process gets a copy."""
         return Dropped, (dict(self),), {"places": self.places}
 
     def drop(self, reason: str, place: Place | None) -> None:
@@ -66,7 +66,7 @@ class Dropped(Counter[str]):
         self.drop_all(reason, 1, [place] if place else [])
 
     def drop_all(self, reason: str, count: int, places: Sequence[Place]) -> None:
-        """Count several rows, of which ``places`` are the first."""
+        """Count ``count`` rows, the first of which are at ``places``."""
         self[reason] += count
         known = self.places.setdefault(reason, [])
         known += places[: FIRST_PLACES - len(known)]
@@ -82,7 +82,7 @@ def join_dropped(parts: Iterable[Dropped]) -> Dropped:
 
 
 def describe_first_place(places: Sequence[Place | None] | None) -> str:
-    """Return the end of a reason that names the first of ``places``; "" if no place is known."""
+    """Return text that names the first of ``places``, to end a reason; "" if there is no place."""
     first = places[0] if places else None
     return f" (first: {first[0]}, row {first[1]})" if first else ""
 
@@ -138,7 +138,7 @@ class Record(NamedTuple):
     seed: int | None = None
     """The seed of the episode that the prompt begins; None: the prompt begins no episode."""
     turns: tuple[Message, ...] = ()
-    """The whole conversation, if it has more to learn for SFT than the text of ``chosen``."""
+    """The whole conversation, if SFT learns more from it than the text of ``chosen``."""
     messages: tuple[Message, ...] | None = None
     """The messages of the prompt if its source has any; ``prompt`` shows them as text."""
     tools: Sequence[Any] | None = None
@@ -146,7 +146,7 @@ class Record(NamedTuple):
     place: Place | None = None
     """The file and row that it was read from."""
     grade: bool | float | None = None
-    """How good ``chosen`` is by its source, if it is the only response: a mark, or a score."""
+    """The source's mark or score of ``chosen``, if that is the only response."""
 
     @property
     def texts(self) -> tuple[str | None, ...]:
@@ -155,7 +155,7 @@ class Record(NamedTuple):
 
     @property
     def all_texts(self) -> tuple[str | None, ...]:
-        """Return ``texts``, and those of the turns that follow the prompt."""
+        """Return ``texts``, and the texts of the turns that follow the prompt."""
         after = self.turns[len(self.messages or ()) :]
         return self.texts + tuple(
             f" {turn.text}" if turn.role == "assistant" else turn.text for turn in after
@@ -229,7 +229,7 @@ class RawDataset(NamedTuple):
     unread: tuple[str, ...] = ()
     """Columns and keys of messages that hold values and are not read."""
     sides: str = ""
-    """What is trained on and held out, by names of files and by a column; "" if neither is."""
+    """Text on which files or rows are trained on and held out; "" if nothing selects them."""
     varied: Mapping[str, str] = {}
     """Unread columns whose values differ, and the first different values."""
     conflicts: Dropped = Dropped()
@@ -254,7 +254,7 @@ class Row(NamedTuple):
 
     The methods ``text``, ``items`` and ``messages`` raise UnusableRowError for null or blank text,
     and a DataError that names the file and the row for a value of another type; ``messages`` raises
-    OddRowError for a message that is not as it must be.
+    OddRowError for a malformed message.
     """
 
     file: str
@@ -303,12 +303,12 @@ class Row(NamedTuple):
         return list(value) if isinstance(value, list) and value else None
 
     def _name(self, column: str) -> str:
-        """Return the name of a target: a response is chosen only if another one is rejected."""
+        """Return ``column``, but "response" for chosen if the row has no rejected response."""
         is_only = column == "chosen" and "rejected" not in self.values
         return "response" if is_only else column
 
     def _build_odd_row(self, place: str, problem: str, rule: str = "must be text") -> OddRowError:
-        """Return the error for a row whose value at ``place``, such as messages[1], is odd."""
+        """Return the error for a row with a malformed value at ``place``, such as messages[1]."""
         kind = re.sub(r"\[\d+\]", "[]", place)
         fault = self.build_error(f"{place} {problem}; {rule}. {WAY_OUT}")
         return OddRowError(f"{kind} {problem}", fault)
@@ -354,7 +354,7 @@ class Row(NamedTuple):
         return Message(role, content, more or None)
 
     def _read_more(self, item: Mapping[str, Any], place: str) -> dict[str, Any]:
-        """Return what ``Message.more`` stores; raise DataError for a weight between 0 and 1."""
+        """Return what ``Message.more`` stores; raise DataError for a weight other than 0 and 1."""
         more = {key: item[key] for key in TEMPLATE_KEYS if item.get(key)}
         weights = {key: item[key] for key in WEIGHTS if item.get(key) is not None}
         for key, weight in weights.items():
@@ -455,7 +455,7 @@ def fingerprint(*texts: str | None) -> bytes:
 
 
 def prompt_key(record: Record) -> bytes:
-    """Return the key of a record's group: a hash of its prompt, or without a prompt of its text."""
+    """Return the key of a record's group: a hash of its prompt, or of its text if it has none."""
     return fingerprint(record.text if record.prompt is None else record.prompt)
 
 

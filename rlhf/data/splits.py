@@ -39,9 +39,9 @@ class PhaseData(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """The records of a phase in one dataset, as numbers of the dataset's records.
+    """The records of a phase in one dataset, as indices in the dataset's ``train``.
 
-    If the dataset has held-out records of its own, ``eval`` numbers these.
+    If the dataset comes with held-out records, ``eval`` has indices of these.
     """
 
     train: Numbers
@@ -92,9 +92,9 @@ def divide_over_phases(
     is_held_out = np.zeros(len(bins), bool)
     for i, places in found.items():
         train_groups, eval_groups = groups[i]
-        own = train_groups if datasets[i].eval is None else eval_groups
+        eval_source = train_groups if datasets[i].eval is None else eval_groups
         for part in places:
-            is_held_out[own[part.eval]] = True
+            is_held_out[eval_source[part.eval]] = True
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [
@@ -301,7 +301,7 @@ def _fill_bins(
     The sizes are exact if every group is a single record without a bin. No bin with a positive
     size stays empty if there are at least as many groups as such bins.
     """
-    known, first, own, counts = np.unique(
+    known, first, group_of_record, counts = np.unique(
         groups, return_index=True, return_inverse=True, return_counts=True
     )
     known_bins = np.full(len(BINS) + 1, NO_BIN)  # where a group with a bin goes; the last: no bin
@@ -321,8 +321,8 @@ def _fill_bins(
     bins[known[rest]] = chosen[rest]
     position = np.zeros(len(known), np.int64)
     position[np.concatenate([chosen_before, rest])] = np.arange(len(chosen_before) + len(rest))
-    order = np.argsort(position[own], kind="stable")
-    bin_of_record = chosen[own][order]
+    order = np.argsort(position[group_of_record], kind="stable")
+    bin_of_record = chosen[group_of_record][order]
     removed = int((bin_of_record == REMOVED).sum())
     return {bin_: order[bin_of_record == bin_] for bin_ in sizes}, removed
 
@@ -330,7 +330,7 @@ def _fill_bins(
 def _choose_bins(groups: Numbers, filled: dict[Bin, int], sizes: dict[Bin, int]) -> Numbers:
     """Return the bin of each group; ``groups`` has their sizes, the largest first.
 
-    Each group goes where ``_choose_bin`` puts it, given the records that are ``filled`` before.
+    ``_choose_bin`` chooses one after another, given ``filled``, the records in each bin so far.
     """
     num_bins = sum(size > 0 for size in sizes.values())
     falling, chosen, done = -groups, np.empty(len(groups), np.int64), 0

@@ -1,7 +1,7 @@
 """Sequences of records that are no lists: selections of records in files or lists.
 
 A list of two million records needs over 3 GB. ``Store`` keeps records as JSON in a file, and in
-memory only fixed-size ``FACTS``, by which a data set is cleaned of repeats and divided.
+memory only ``FACTS`` of fixed size, with which repeats are found and a data set is divided.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COUNTS = np.dtype(
         ("has_prompt", np.bool_),
         ("has_chosen", np.bool_),
         ("has_rejected", np.bool_),
-        ("answers", np.uint16),  # of a conversation; 0: it is none, or has no response
-        ("learned", np.uint16),  # those of them that SFT learns
+        ("answers", np.uint16),  # in a conversation; 0: no conversation, or no response
+        ("learned", np.uint16),  # answers that SFT learns
     ]
 )
 # UTF-8 bytes of a plain prompt, and of a plain prompt with its response, or of a text.
@@ -72,7 +72,7 @@ def _join_keys(keys: Iterable[bytes]) -> Numbers:
 def _count_bytes(record: Record) -> tuple[int, int]:
     """Return the UTF-8 bytes of the prompt, and of all that SFT reads; UNKNOWN if there is none.
 
-    Of a record that is not plain both are UNKNOWN. A record is plain if its texts are in NFC, and
+    Both are UNKNOWN for a record that is not plain. A record is plain if its texts are in NFC, and
     plain turns show all of it.
     """
     if not _is_plain(record):
@@ -170,12 +170,12 @@ class Store:
 
 
 class StoredRecords(Sequence[Record]):
-    """Some records of stores and lists, in an order of their own."""
+    """Records selected from stores and lists, in any order."""
 
     def __init__(
         self, sources: Sequence[Store | Sequence[Record]], source_N: Numbers, row_N: Numbers
     ):
-        """Record ``i`` is ``sources[source_N[i]][row_N[i]]``."""
+        """Select ``sources[source_N[i]][row_N[i]]`` as record ``i``."""
         self.sources, self.source_N, self.row_N = sources, source_N, row_N
 
     def __len__(self) -> int:
@@ -242,7 +242,7 @@ def facts_of(records: Store | Sequence[Record], name: str) -> Numbers:
 
 
 def number_groups(keys: Numbers) -> Numbers:
-    """Return for each of ``keys`` the number of its group of equal keys, by first appearance."""
+    """Return a number for each of ``keys``: equal keys have the same, by first appearance."""
     halves = np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in order
     ordered = halves[order]
@@ -256,7 +256,7 @@ def number_groups(keys: Numbers) -> Numbers:
 
 
 def mark_firsts(keys: Numbers) -> Numbers:
-    """Return for each of ``keys`` whether no earlier key is equal."""
+    """Return a mask that is True at each of ``keys`` that equals no earlier key."""
     numbers = number_groups(keys)
     is_first: Numbers = numbers > np.maximum.accumulate(np.concatenate([[-1], numbers]))[:-1]
     return is_first

@@ -66,8 +66,8 @@ class Skill(NamedTuple):
         """Return the items of a request; None if the request is for another skill."""
         before, after = self.text.split("{}")
         items = request.removeprefix(before).removesuffix(after)
-        is_own = request == self.text.format(items) and re.fullmatch(PATTERNS[self.draw], items)
-        return items.split() if is_own else None
+        is_match = request == self.text.format(items) and re.fullmatch(PATTERNS[self.draw], items)
+        return items.split() if is_match else None
 
 
 SKILLS: dict[str, Skill] = {

@@ -173,7 +173,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records; if ``columns`` are read, each gets the right answer as ``answer``."""
+    """Return the records, with the right answer in the column ``answer`` if ``columns`` has any."""
     if not columns:
         return list(records)
     return [
@@ -222,7 +222,7 @@ class GoldJudge:
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
-        """Return, for each flaw, a right response and one that differs only by this flaw.
+        """Return, for each of ``MINIMAL``, a right response and one that differs only by its flaw.
 
         An answer of one item gets no pair with a missing item.
         """

@@ -55,7 +55,7 @@ SIDE = re.compile(
 # Files that describe the data beside them, and that the datasets library skips too.
 METADATA = {f"{name}.json" for name in "dataset_info dataset_infos dataset_dict config".split()}
 SIDES = ("train", "held out")
-MOST_WORDS, LONGEST_WORD = 12, 40  # of a column that marks rows as held out; characters
+MOST_WORDS, LONGEST_WORD = 12, 40  # words, and characters of one, in a column that marks rows
 CONFIGS = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
 PACKED = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
 NO_NETWORK = (
@@ -76,7 +76,7 @@ class Table(NamedTuple):
     place: str
     read_chunks: Callable[[], Iterator[Chunk]]
     split: str = ""
-    """The split that its data set declares; "": its name decides."""
+    """The split that the data set declares for it; "": the table's name decides."""
     bytes: int = 0
     """The bytes of its text, which may be an estimate."""
 
@@ -129,7 +129,7 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
 
 
 def _is_held_out(name: str) -> bool:
-    """Return True if the last part of the path ``name`` with a word for a side is held out."""
+    """Return True if, in the path ``name``, the last part with a word for a side means held out."""
     sides = (_find_side(part) for part in reversed(PurePath(name).parts))
     return next(filter(None, sides), "") == SIDES[1]
 
@@ -141,7 +141,7 @@ def _find_side(text: str) -> str:
 
 
 def divide_tables_by_column(tables: Tables) -> Tables:
-    """Hold out the rows that a column marks with words such as test and valid1, unless all are.
+    """Hold out rows that a column marks with words such as test and valid1, unless it marks all.
 
     Raises:
         DataError: if a column has words for both sides, and other values.
@@ -162,7 +162,7 @@ def divide_tables_by_column(tables: Tables) -> Tables:
 
 
 def _find_held_out_words(table: Table) -> tuple[str, set[str]]:
-    """Return a column that marks rows of a table as held out, and its words for them."""
+    """Return a column that marks rows of a table as held out, and its words for them, or ""."""
     first = list(islice(iterate_rows(table), CHUNK))
     for column in dict.fromkeys(name for row in first for name in row.values):
         words = _texts_of(column, first)
@@ -211,7 +211,7 @@ def find_local_tables(
 ) -> dict[str, Table]:
     """Return the tables of a file or a folder by name; ``subset`` chooses from a README's configs.
 
-    The name of a file in a folder is its path there.
+    A table is named by the path of its file, relative to the folder.
     """
     if is_saved_dataset(place):
         return _read_saved_folder(place)
@@ -258,7 +258,7 @@ def translate_read_errors(place: str) -> Iterator[None]:
 
 
 def rows_of_chunk(chunk: Chunk, place: str) -> Iterator[Row]:
-    """Yield the rows of a chunk of the table at ``place``; raise a DataError for a row of text."""
+    """Yield the rows of a chunk of the table at ``place``; raise DataError if one is no object."""
     for number, values in chunk():
         if not isinstance(values, dict):
             kind = type(values).__name__
@@ -313,7 +313,7 @@ def _tables_of_files(
 
 
 def list_files(place: Path) -> list[Path]:
-    """Return the file ``place``, or what its folders hold; hidden files and folders are skipped."""
+    """Return the file ``place``, or all paths in the folder ``place`` except hidden ones."""
     if not place.is_dir():
         return [place]
     found = sorted(place.rglob("*"))

@@ -8,10 +8,10 @@ counted, since a truncated response would not end in the end token.
 Column ``length`` counts the tokens of an example, or of the longer sequence of a pair; equal
 numbers in column ``group`` mean equal prompts.
 
-Stored records are encoded when a step reads them, since to encode two million examples takes many
-minutes, and only the number of usable examples must be known before the first step. A byte-level
-tokenizer never makes more tokens than a text has UTF-8 bytes, so a plain example of few bytes is
-usable. The others are encoded to find out.
+Stored records are encoded when a step reads them: encoding two million examples takes many minutes,
+and before the first step only the number of usable examples must be known. A byte-level tokenizer
+never makes more tokens than a text has UTF-8 bytes, so a plain example with few bytes is usable.
+Other examples are encoded before the first step to find out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TokenData(NamedTuple):
 T = TypeVar("T")
 Columns = dict[str, list[Any]]
 Records = list[tuple[int, Record]]
-Examples = Phase | Unpaired  # of a phase, or the feedback that it learns from instead of pairs
+Examples = Phase | Unpaired  # a phase's examples, or the reward phase's feedback without pairs
 Encode = Callable[[Records], tuple[Columns, Counter[str]]]
 
 
@@ -104,7 +104,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     """Return the columns of SFT sequences, and counts of dropped examples by reason.
 
     The first ``prompt_tokens`` ids of a sequence precede its first response. Column ``observed``,
-    which is absent if no sequence has several responses, has the start and the end of what stands
+    which is absent if no sequence has several responses, has the start and the end of each context
     between two responses. A sequence that is too long ends with the last response that fits. An
     example of plain text has no prompt, and no template changes its text.
     """
@@ -161,8 +161,8 @@ def pair_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns
     names = ("row", "chosen_ids", "rejected_ids", "prompt_tokens", "length", "group")
     columns: Columns = {name: [] for name in names}
     groups: dict[tuple[int, ...], int] = {}
-    for (index, _), chosen, (_, worse) in zip(rendered, pieces[::2], pieces[1::2], strict=True):
-        prompt, better = chosen
+    examples = zip(rendered, pieces[::2], pieces[1::2], strict=True)
+    for (index, _), (prompt, better), (_, worse) in examples:
         length = len(prompt) + max(len(better), len(worse))
         if better == worse:
             left_out["both responses have the same tokens"] += 1
@@ -357,7 +357,7 @@ def _write_tokens(
 
 
 def _find_cache_fault(folder: Path) -> str | None:
-    """Return why cached tokens must not be used; None if they are intact and only this user's."""
+    """Return why cached tokens must not be used; None if intact and written only by this user."""
     try:
         if (files := read_json(folder / MANIFEST, {OTHERS: [int, str]})) is None:
             return f"it has no {MANIFEST}"
@@ -448,7 +448,7 @@ class TokensOnDemand:
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return True if a text in NFC never has more tokens than UTF-8 bytes, by its definition."""
+    """Return True if, by the tokenizer's definition, NFC text has no more tokens than bytes."""
     if not tokenizer.is_fast:
         return False
     known = json.loads(tokenizer.backend_tokenizer.to_str())

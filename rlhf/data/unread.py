@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.layouts import is_blank, read_number
 
-MOST, FEW = 24, 12  # different values that are kept of a column, and that words of marks have
+MOST, FEW = 24, 12  # maximum of different values: kept of a column; of a column with word marks
 SHOWN = 6  # different values that a message lists
 SCALE, PERCENT, STEP = 10, 100, 5  # a short scale ends at 10, or at 100 in steps of 5
-SHORT = 200  # characters; the length of a longer text is no scale
+SHORT = 200  # characters of a text that are read; the lengths of longer texts are not compared
 # A word, a number, "n/a", a symbol such as a thumb, or a sign that stands alone.
 WORD = re.compile(r"[nN]/[aA]|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+|[^\w\s!-~]|^[+-]$")
 # A sentence has two long words, or five letters of a script without spaces.
@@ -39,7 +39,7 @@ def judge_words(text: str) -> int:
 
 
 def are_middle(words: Sequence[str], *kinds: str) -> bool:
-    """Return True if the lists of middle words, or of ``kinds``, have each word of ``words``."""
+    """Return True if every word in the texts ``words`` is a middle word, or one of ``kinds``."""
     known = frozenset().union(*(word_lists()[kind] for kind in ("middle", *kinds)))
     return all(known.issuperset(find_words(word)) for word in words)
 
@@ -52,12 +52,12 @@ class Values(NamedTuple):
     total: int
     blanks: int
     answers: int
-    """Lists of several sentences or objects."""
+    """Number of values that are lists of several sentences or objects."""
     is_length: bool
     """True if each number is the length of a text of its row, in characters or words."""
 
     def join(self, other: Values) -> Values:
-        """Return the summary of the values of both."""
+        """Return the summary of all values of this summary and of ``other``."""
         different = dict.fromkeys([*self.different, *other.different])
         return Values(
             dict.fromkeys(list(different)[: MOST + 1]),
@@ -103,7 +103,7 @@ class Values(NamedTuple):
         return self.varies and len(self.words) <= FEW and ({1, -1} <= meant or is_known)
 
     def as_grade(self, expression: str) -> str:
-        """Return the expression of a mark or a score, for the ``expression`` of the column."""
+        """Return an expression that reads the column of ``expression`` as a mark or a score."""
         good = sorted(f"'{word}'" for word in self.words if judge_words(word) > 0)
         is_mark = {word.casefold() for word in self.words} <= {"true", "false"}
         is_read = self.numbers or is_mark or not self.may_grade

@@ -1,4 +1,4 @@
-"""Read lists of messages that a program has written as text, as pandas and csv files have them."""
+"""Parse lists of messages that were written as text, as in csv files and by pandas."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def parse_list(text: str) -> Any:
 
 
 def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return ``rows`` with messages for texts, in columns whose texts all are lists of messages.
+    """Return ``rows`` with parsed messages in columns whose texts are written lists of messages.
 
     Raises:
-        DataError: if most texts of a column are lists of messages, and others are not.
+        DataError: if most of a column's first texts are lists of messages, and any text is not.
     """
     for name in dict.fromkeys(name for row in rows for name in row.values):
         values = ((n, row.values.get(name)) for n, row in enumerate(rows))
@@ -55,7 +55,7 @@ def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
         odd = [n for n, value in found.items() if not are_messages(value)]
         if odd:
             raise rows[odd[0]].build_error(
-                f"column '{name}' is no list of messages, as others are."
+                f"column '{name}' is no list of messages, but it is one in other rows."
             )
         rows = [
             row._replace(values={**row.values, name: found[n]}) if n in found else row

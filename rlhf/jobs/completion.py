@@ -7,9 +7,9 @@ The last step writes the plan's choices in place of auto and null. Two keys may 
 they follow from data and a tokenizer that only the ranks may have: ``ppo.steps`` is null
 (``count_ppo_steps`` in rlhf/phases/shared/context.py), and ``data.template`` is auto, which the
 ranks refuse. With plan=off, null sizes stand for what rlhf/config/batches.py derives from others.
-The configuration of a run that is resumed was completed when the run began; only what may change
-is applied to it. A run that starts from a finished run (``from_run=RUN_DIR``) copies the keys that
-this run determines.
+The configuration of a run that is resumed was completed when the run began; only overrides that may
+change it are applied. A run that starts from a finished run (``from_run=RUN_DIR``) copies the keys
+that the finished run determines.
 """
 
 from __future__ import annotations
@@ -213,12 +213,12 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
 
 
 def describe_reward_model(config: RunConfig) -> list[str]:
-    """Return lines on what a given reward model reads otherwise than it may have been trained."""
+    """Return warnings if a pretrained reward model may score texts of another form than trained."""
     model = given_reward_model(config)
     if model is None or Phase.reward in config.phase.order:
         return []
-    own, (key, owner) = replace(model, tokenizer=None), tokenizer_base(config)
-    theirs = _read_chat_template("reward_model", own, downloads=False)
+    scorer, (key, owner) = replace(model, tokenizer=None), tokenizer_base(config)
+    theirs = _read_chat_template("reward_model", scorer, downloads=False)
     is_chat = config.data.template is Template.chat
     ours = _read_chat_template(key, owner, downloads=False) if is_chat else ""
     lines = []
@@ -227,7 +227,7 @@ def describe_reward_model(config: RunConfig) -> list[str]:
             f"reward_model.path={model.path} has another chat template than the texts of this run: "
             "it scores them in a form that it may not know"
         )
-    tokens, pad = read_tokens(own, key="reward_model"), config_fields(own).get("pad_token_id")
+    tokens, pad = read_tokens(scorer, key="reward_model"), config_fields(scorer).get("pad_token_id")
     if tokens is not None and pad is not None and pad == tokens.ids.get(tokens.end):
         lines.append(
             f"reward_model.path={model.path}: its config.json pads with the end token, so plain "
@@ -254,7 +254,7 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
 def _read_chat_template(key: str, model: ModelConfig, *, downloads: bool) -> str | None:
     """Return the chat template of the tokenizer of ``model``; None if its files cannot be read.
 
-    Without a template of its own, return "", as for a tokenizer that the run trains.
+    Return "" if it has no template, or the plain one, or is a tokenizer that the run trains.
     """
     place_key, place = tokenizer_place(model, key=key)
     if place is None:
@@ -276,7 +276,7 @@ def _read_chat_template(key: str, model: ModelConfig, *, downloads: bool) -> str
 def _read_model_file(
     folder: Path, place: str, revision: str | None, downloads: bool, name: str
 ) -> str | None:
-    """Return the text of a file in ``folder`` or, if there is none, of the hub id ``place``."""
+    """Return the text of a file of ``folder``, or of the hub id ``place``; None if unreadable."""
     file = folder / name
     if not folder.is_dir():
         from huggingface_hub import hf_hub_download
@@ -297,7 +297,7 @@ def copy_keys_of_source_run(
     Phases to reuse are the ``finished`` phases before the last requested phase, so ``phase=ppo``
     and the whole pipeline mean the same. The reward model is not reused if the command's rewards
     replace it. Micro-batch sizes, which change no result, come from this command, or from the
-    command of the finished run. A seed in the command is that of the phases that this run trains;
+    command of the finished run. A seed in this command applies to the phases that this run trains;
     the data keep the seed of the finished run.
 
     Raises:
@@ -327,7 +327,7 @@ def copy_keys_of_source_run(
                 f"{', '.join(groups)}; remove this override, or start a new run without from_run"
             )
     asked = [Phase(name) for name in cfg.phase.order]
-    taken = _phases_to_reuse(cfg, asked, source, finished)
+    reused = _phases_to_reuse(cfg, asked, source, finished)
     composed = OmegaConf.structured(frozen)
     typed = {word.partition("=")[0] for word in read_command(source)}
     with open_dict(cfg):
@@ -340,14 +340,14 @@ def copy_keys_of_source_run(
             cfg.seed = frozen.seed
         cfg.data.seed = frozen.data_seed if frozen.data_seed != cfg.seed else None
         cfg.from_run = str(source)
-        order = [*taken, *(phase for phase in asked if phase not in taken)]
+        order = [*reused, *(phase for phase in asked if phase not in reused)]
         cfg.phase.order = [phase.value for phase in order]
 
 
 def _phases_to_reuse(
     cfg: DictConfig, asked: Sequence[Phase], source: Path, finished: Container[Phase]
 ) -> list[Phase]:
-    """Return the ``finished`` phases that the ``asked`` phases start from."""
+    """Return the ``finished`` phases that the last of the ``asked`` phases starts from."""
     usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
     parts = OmegaConf.select(cfg, "rewards", default={}).values()
     if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
@@ -357,13 +357,13 @@ def _phases_to_reuse(
         raise ConfigError(
             f"from_run={source}: {asked[-1]} starts from no earlier phase; remove from_run"
         )
-    taken = [phase for phase in before if phase in finished]
-    if not taken:
+    reused = [phase for phase in before if phase in finished]
+    if not reused:
         raise ConfigError(
             f"from_run={source}: the run has finished none of the phases that {asked[-1]} starts "
             f"from ({', '.join(before)}); finish it with resume={source}, or name another run"
         )
-    return taken
+    return reused
 
 
 def describe_differences_from_source(config: RunConfig) -> list[str]:
@@ -375,12 +375,12 @@ def describe_differences_from_source(config: RunConfig) -> list[str]:
     finished = load_frozen_config(Path(str(source)))
     if last not in finished.phase.order:
         return []
-    ours, theirs = (values_that_affect(each, frozenset({last})) for each in (config, finished))
+    values, source_values = (values_that_affect(c, frozenset({last})) for c in (config, finished))
     changes = [
-        f"{key}={format_value(value)} instead of {format_value(theirs[key])}"
-        for key, value in ours.items()
+        f"{key}={format_value(value)} instead of {format_value(source_values[key])}"
+        for key, value in values.items()
         for effect in [effects_by_key()[key]]
-        if value != theirs.get(key, value)
+        if value != source_values.get(key, value)
         and effect.at_resume is AtResume.fixed
         and not effect.is_inherited
     ]

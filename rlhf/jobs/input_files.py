@@ -42,7 +42,7 @@ def write_input_hashes(config: RunConfig, run_dir: Path) -> None:
 
 
 def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
-    """Compare the input files with those recorded at the run's start; warn if code has changed.
+    """Compare the input files with the hashes stored when the run began; warn of changed code.
 
     Raises:
         DataError: if a file of data has changed or is missing, or a relative path now names
@@ -60,7 +60,7 @@ def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
             continue
         text = f"{key}: {', '.join(map(repr, changed))} changed since the run of {run_dir} began"
         if _is_code_key(key):
-            sys.stderr.write(f"{text}; it continues with the code as it is now\n")
+            sys.stderr.write(f"{text}; the run continues with the changed code\n")
             continue
         raise DataError(
             f"{text} with {', '.join(map(repr, sorted(before))) or 'no file'}: a resumed run must "

@@ -122,10 +122,10 @@ def show_plan(completed: CompletedConfig, job: Job) -> float | None:
 
 
 def plan_result(words: Sequence[str], conf: Path) -> Result:
-    """Return the plan that ``plan=only --json`` prints; with an error if the run does not fit.
+    """Return the plan that ``plan=only --json`` prints, with an error in it if it does not fit.
 
     Raises:
-        ConfigError: if the words ask for something else than the plan of one run.
+        ConfigError: if the command ``words`` do not ask for the plan of one run.
     """
     words = [word for word in words if word != "--json"]
     if "plan=only" not in words or is_sweep(words) or any("dry_run=" in word for word in words):

@@ -59,8 +59,8 @@ from rlhf.runtime.rendezvous import unset_pod_variables
 
 # The DeepSpeed launcher appends this argument, which Hydra cannot read.
 LOCAL_RANK = ("--local_rank=", "--local-rank=")
-# How often an idle thread of libgomp spins before it sleeps, unless the user has set it: less than
-# a millisecond, where libgomp itself spins for several. rlhf/engine/idle_threads.py says why.
+# Spins of an idle libgomp thread before it sleeps, unless the user has set the variable: less than
+# a millisecond; libgomp's default is several. rlhf/engine/idle_threads.py explains why.
 SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "30000"
 MOST_WHOLE = 3  # most entries to print whole; if there are more, only first lines are printed
 AT_RESUME = {
@@ -181,7 +181,7 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
 
 
 def set_up_process() -> None:
-    """Set this process's environment and traceback printing; let it end when its parent ends."""
+    """Set up environment and tracebacks; let Linux kill this process when its sweep ends."""
     survive_output_errors()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, and launch.py handles them
@@ -234,7 +234,7 @@ def print_help(words: Sequence[str], conf: Path) -> None:
 
 
 def _name_of_override(word: str, entries: Container[str]) -> str:
-    """Return the name of the entry on an override: GROUP=OPTION, or the key."""
+    """Return the name of the help entry for an override: GROUP=OPTION, or the key."""
     key, _, value = word.lstrip("+~").partition("=")
     option = f"{key.partition('@')[0]}={value}"
     return option if option in entries else key

@@ -18,7 +18,7 @@ BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hol
 CALLS = 2000
 TRIES = 5
 # A thread that is alone on its core takes a CPU second per wall-clock second. If the main thread
-# takes less than IDLE, other programs use its core, or those of the threads that it waits for.
+# takes less than IDLE, other programs use its core, or the cores of threads that it waits for.
 IDLE = 0.9
 
 
@@ -34,8 +34,8 @@ def measure_cpu() -> CpuRates:
         call_microseconds=_measure_microseconds_per_call(),
     )
     set_torch_threads(threads)
-    own_share = (time.thread_time() - cpu) / (time.perf_counter() - wall)
-    rates = replace(rates, was_busy=own_share < IDLE)
+    cpu_share = (time.thread_time() - cpu) / (time.perf_counter() - wall)
+    rates = replace(rates, was_busy=cpu_share < IDLE)
     store_rates(rates)
     return rates
 

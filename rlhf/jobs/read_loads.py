@@ -1,4 +1,4 @@
-"""Read and divide a run's data before it starts, as its ranks will, and count it for the plan.
+"""Read and divide a run's data before the run starts, as its ranks will; count it for the plan.
 
 Data that a phase would refuse is refused here, before a run directory is made. Data that is not on
 this machine, or too large to be read quickly, is read only by the ranks. torch is imported only for
@@ -107,7 +107,7 @@ def _is_local_and_small(key: str, path: str) -> bool:
 
 
 def _total_file_bytes(places: Iterable[Path]) -> int:
-    """Return the bytes of the files at ``places``, and of the files in folders there."""
+    """Return the total bytes of text in ``places``: files, and folders with files."""
     found = (each for place in places for each in list_files(find_snapshot(place)))
     return sum(estimate_text_bytes(each) for each in found if each.is_file())
 
@@ -118,12 +118,12 @@ class CountedData:
     def __init__(self, config: RunConfig, *, most: int) -> None:
         data = config.data
         self._config, self._most = config, most
-        is_made = data.source in (Source.synthetic, Source.environment)
+        is_generated = data.source in (Source.synthetic, Source.environment)
         least = 4 * sum(data.split) / min(filter(None, data.split))  # 4 examples for each phase
-        made = min(data.size, max(2 * most, math.ceil(least))) if is_made else 0
-        self._scale = data.size / made if made else 1.0
+        size = min(data.size, max(2 * most, math.ceil(least))) if is_generated else 0
+        self._scale = data.size / size if size else 1.0
         self.lines: list[str] = []
-        counted = replace(config, data=replace(data, size=made or data.size))
+        counted = replace(config, data=replace(data, size=size or data.size))
         self._parts = load_phase_data(counted, self.lines.append)
         order = config.phase.order
         if self._scale > 1:
@@ -207,7 +207,7 @@ class CountedData:
 def _build_encoder(
     key: str, model: ModelConfig, template: Template, texts: Iterable[str]
 ) -> tuple[Encoder, bool]:
-    """Return an encoder, and True if it counts the run's tokens exactly, False if it guesses.
+    """Return an encoder, and True if its token counts are the run's, or False if it guesses.
 
     A tokenizer that the run would train is trained on ``texts``.
     """
@@ -216,8 +216,8 @@ def _build_encoder(
     file = None if folder is None else folder / "tokenizer.json"
     is_here = folder is None or folder.is_dir()
     if is_here and (template is Template.chat or (file is not None and not file.is_file())):
-        whole = load_or_train_tokenizer(model, key=key, texts=texts)
-        return Encoder(whole, template), True
+        tokenizer = load_or_train_tokenizer(model, key=key, texts=texts)
+        return Encoder(tokenizer, template), True
     if file is None:
         trained = train_byte_level_bpe(texts, vocab_size=model.vocab_size)
         return Encoder(_TokenCounter(trained)), True

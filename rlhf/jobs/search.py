@@ -1,4 +1,4 @@
-"""Search hyper-parameters with Optuna: every trial is a run of its own, in a process of its own.
+"""Search hyper-parameters with Optuna: every trial is a run, in a separate process.
 
 An Optuna study chooses the values of each trial. Its file, in the folder of the search, stores the
 results of the trials. The same command again continues the study: it resumes trials that were
@@ -105,8 +105,8 @@ class Searcher:
             while self._running:
                 self._poll_trials()
         finally:
-            for each in self._running:
-                _end_process(each.process)
+            for running in self._running:
+                _end_process(running.process)
             write_solutions(self._search, self._study.best_trials)
             self._lock.release()
 
@@ -131,7 +131,7 @@ class Searcher:
             if not any(word.startswith("reuse.phases=") for word in words):
                 words.append("reuse.phases=always")
         run_dir.mkdir(parents=True, exist_ok=True)
-        slot = min({*range(self._search.study.slots)} - {each.slot for each in self._running})
+        slot = min({*range(self._search.study.slots)} - {running.slot for running in self._running})
         environment, cores = resources_of_share(self._hardware, slot, self._search.study.slots)
         with use_cores(cores):
             process = start_process(self._script, words, run_dir, environment)
@@ -141,56 +141,56 @@ class Searcher:
     def _poll_trials(self) -> None:
         """Wait ``POLL_SECONDS``; report ended trials to the study, and end pruned trials."""
         time.sleep(POLL_SECONDS)
-        for each in list(self._running):
-            if each.process.poll() is None:
-                if self._search.study.prune is not None and self._report_and_check_pruning(each):
-                    _end_process(each.process)
-                    self._report_no_result(each, "pruned", "ended early")
-            elif each.process.returncode == 0:
-                self._report_result(each)
-            elif any(a.name in self._search.study.stop_on for a in read_alarms(each.run_dir)):
-                self._report_no_result(each, "pruned", "ended early")
+        for running in list(self._running):
+            if running.process.poll() is None:
+                if self._search.study.prune is not None and self._report_and_check_pruning(running):
+                    _end_process(running.process)
+                    self._report_no_result(running, "pruned", "ended early")
+            elif running.process.returncode == 0:
+                self._report_result(running)
+            elif any(a.name in self._search.study.stop_on for a in read_alarms(running.run_dir)):
+                self._report_no_result(running, "pruned", "ended early")
             else:
-                self._report_no_result(each, "failed", f"exit code {each.process.returncode}")
+                self._report_no_result(running, "failed", f"exit code {running.process.returncode}")
 
-    def _report_and_check_pruning(self, each: RunningTrial) -> bool:
+    def _report_and_check_pruning(self, running: RunningTrial) -> bool:
         """Report new values of the pruning metric to the study; return True to end the trial."""
         prune = self._search.study.prune
         assert prune is not None
-        reported = self._study.trials[each.trial.number].intermediate_values
+        reported = self._study.trials[running.trial.number].intermediate_values
         # Optuna assumes the objective's direction: negate a metric whose better direction differs.
         goal = "higher" if self._search.study.maximize else "lower"
         sign = 1 if better_direction(prune.metric) in {None, goal} else -1
-        for line in each.metrics.read().values:
+        for line in running.metrics.read().values:
             value, step = line.get(prune.metric), line["step"]
             if value is not None and step not in reported:
-                each.trial.report(sign * value, step)
-        return bool(each.trial.should_prune())
+                running.trial.report(sign * value, step)
+        return bool(running.trial.should_prune())
 
-    def _report_result(self, each: RunningTrial) -> None:
-        """Report the measures of a finished trial to the study; not finite: it has failed."""
-        phases, study = read_json_object(each.run_dir / RESULT)["phases"], self._search.study
+    def _report_result(self, running: RunningTrial) -> None:
+        """Report the measures of a finished trial to the study; it fails if one is not finite."""
+        phases, study = read_json_object(running.run_dir / RESULT)["phases"], self._search.study
         values = [_read_result(phases, name) for name in study.objectives]
         limited = {name: _read_result(phases, name) for name in study.at_most}
         if not all(map(isfinite, [*values, *limited.values()])):
-            self._report_no_result(each, "failed", "a measure of the study is not finite")
+            self._report_no_result(running, "failed", "a measure of the study is not finite")
             return
         for name, limit in study.at_most.items():
-            each.trial.set_constraint(name, limited[name] - limit)
-        self._running.remove(each)
-        self._study.tell(each.trial, values)
+            running.trial.set_constraint(name, limited[name] - limit)
+        self._running.remove(running)
+        self._study.tell(running.trial, values)
         pairs = zip(study.objectives, values, strict=True)
-        self._say(f"trial {each.trial.number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
+        self._say(f"trial {running.trial.number}: " + ", ".join(f"{n} {v:.4g}" for n, v in pairs))
 
-    def _report_no_result(self, each: RunningTrial, outcome: str, reason: str) -> None:
+    def _report_no_result(self, running: RunningTrial, outcome: str, reason: str) -> None:
         """Report to the study that a trial was ``pruned`` or has ``failed``."""
         from optuna.trial import TrialState
 
-        self._running.remove(each)
+        self._running.remove(running)
         state = TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
-        self._study.tell(each.trial, state=state)
-        output = each.run_dir / OUTPUT
-        self._say(f"trial {each.trial.number}: {outcome}, {reason}; its output is in {output}")
+        self._study.tell(running.trial, state=state)
+        output = running.run_dir / OUTPUT
+        self._say(f"trial {running.trial.number}: {outcome}, {reason}; its output is in {output}")
 
 
 def run_search(search: Search, conf: Path, script: str) -> None:

@@ -127,25 +127,25 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
     definition = read_sweep_definition(names[0], definitions)
     if STUDY not in definition:
         return None
-    typed = [word.partition("=")[0] for word in words]
-    if ours := [key for key in (*FILE_WORDS, *SWEEP_WORDS) if key in (*definition, *typed)]:
+    keys = (*definition, *(word.partition("=")[0] for word in words))
+    if misused := [key for key in (*FILE_WORDS, *SWEEP_WORDS) if key in keys]:
         raise ConfigError(
-            f"sweep={names[0]}, {ours[0]}: belongs to a sweep, whose jobs are known and planned "
+            f"sweep={names[0]}, {misused[0]}: belongs to a sweep, whose jobs are known and planned "
             "before it starts; a study chooses the values of its trials, so limit study.trials"
         )
-    own = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
-    if of_hydra := [word for word in own if word.startswith("hydra")]:
+    typed = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
+    if of_hydra := [word for word in typed if word.startswith("hydra")]:
         raise ConfigError(
             f"{of_hydra[0]}: sweep={names[0]} is a study, which starts its trials itself, "
             f"study.slots at a time, in {SWEEPS}: leave this word out"
         )
-    of_study = [word for word in own if word.startswith("study.")]
+    of_study = [word for word in typed if word.startswith("study.")]
     study = _build_study_config(names[0], definition.pop(STUDY), of_study)
-    own = [word for word in own if word not in of_study]
-    given = {word.partition("=")[0] for word in own}
+    typed = [word for word in typed if word not in of_study]
+    given = {word.partition("=")[0] for word in typed}
     defined = [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
     try:
-        overrides = parse_overrides([*defined, *own])
+        overrides = parse_overrides([*defined, *typed])
     except HydraException as error:
         raise ConfigError(f"sweep={names[0]}: {error}") from error
     refuse_parent_folders(overrides)
@@ -155,8 +155,8 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
         raise ConfigError(f"sweep={names[0]}: no key has an interval or several values to try")
     described = {**asdict(study), "trials": 0, "slots": 0, "space": space, "fixed": fixed}
     text = json.dumps(described, sort_keys=True, default=str)
-    mark = sha256_of(text.encode())[:8]
-    return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{mark}")
+    digest = sha256_of(text.encode())[:8]
+    return Search(study, space, fixed, SWEEPS / f"{names[0].replace('/', '_')}-{digest}")
 
 
 def compose_example_config(search: Search, conf: Path) -> RunConfig:

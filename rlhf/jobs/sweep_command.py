@@ -45,10 +45,10 @@ def is_sweep(words: Sequence[str]) -> bool:
 
 
 def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], set[str]]:
-    """Replace ``sweep=NAME`` by the overrides in NAME.yaml, and seeds, minutes and dollars.
+    """Replace ``sweep=NAME``, seeds, minutes and dollars by the overrides that they stand for.
 
-    A key that the command sets itself keeps the command's value. Return the new words, and the
-    keys of which more values continue the sweep: seed with ``seeds``, and those in grid and zip.
+    NAME.yaml does not change a key that the command sets. Return the new words, and the keys of
+    which more values continue the sweep: seed if ``seeds`` is given, and the keys in grid and zip.
 
     Raises:
         ConfigError: if NAME.yaml or a value is wrong, or the command lacks -m.
@@ -97,7 +97,7 @@ def read_sweep_file(name: str, definitions: Path) -> tuple[dict[str, Any], set[s
 
 
 def _translate(key: str, value: Any) -> tuple[str, Any]:
-    """Return the override that ``seeds``, ``minutes`` or ``dollars`` is; other keys as given."""
+    """Return key and value, with seeds, minutes and dollars replaced by what they stand for."""
     if key not in SWEEP_WORDS:
         return key, value
     number = 0.0
@@ -111,7 +111,7 @@ def _translate(key: str, value: Any) -> tuple[str, Any]:
 def add_sweep_folders(
     words: Sequence[str], typed_words: Sequence[str], growing: Collection[str] = ()
 ) -> list[str]:
-    """Add to the words of a sweep Hydra's overrides for its sweeper and the folders of its jobs.
+    """Add overrides of Hydra to the words of a sweep: its sweeper, and the folders of its jobs.
 
     ``typed_words`` is the command as typed. If a key is given twice, its last value is used, as
     in a single run. If no sweep starts, the words are returned as they are. A folder that the words
@@ -147,9 +147,9 @@ def add_sweep_folders(
         named = [
             next((f"{k}=" for k in growing if word.startswith(f"{k}=")), word) for word in ours
         ]
-        own = sha256_of("\n".join(sorted([*named, *paired])).encode())[:8]
+        digest = sha256_of("\n".join(sorted([*named, *paired])).encode())[:8]
         new += [
-            f"hydra.sweep.dir={SWEEPS / f'{name}-{own}'}",
+            f"hydra.sweep.dir={SWEEPS / f'{name}-{digest}'}",
             "hydra.sweep.subdir='${rlhf_job_folder:${hydra.job.override_dirname}}'",
             f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]",
         ]
@@ -157,12 +157,12 @@ def add_sweep_folders(
 
 
 def job_folder_name(text: str) -> str:
-    """Return ``text`` as the name of one folder: without /, and cut to MOST_BYTES with a hash."""
+    """Return ``text`` as the name of one folder, without /, in MOST_BYTES; a hash marks changes."""
     name = text.replace("/", "_")
     if name == text and len(name.encode()) <= MOST_BYTES:
         return name
-    own = sha256_of(text.encode())[:8]
-    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{own}"
+    digest = sha256_of(text.encode())[:8]
+    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{digest}"
 
 
 # Registered on import: joblib's worker processes import this module, and need the resolver too.

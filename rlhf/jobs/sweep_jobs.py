@@ -38,7 +38,7 @@ LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
 
 
 def end_with_parent() -> None:
-    """Let Linux kill this launcher when the process with the id in RLHF_PARENT ends.
+    """Let Linux kill this launcher when the process with the id in RLHF_PARENT, if set, ends.
 
     Set RLHF_LAUNCHER to this launcher's process id, for workers of joblib that it may start.
     """
@@ -67,17 +67,17 @@ class JobError(RlhfError):
 
 
 class SweepCap(NamedTuple):
-    """The minutes that all jobs of a sweep may take together, in all commands that continue it."""
+    """The limit on the total minutes of a sweep's jobs, over all commands that continue it."""
 
     folder: Path
     """The folder of the sweep."""
     minutes: float
-    """Minutes of parallel jobs add up; inf: no limit."""
+    """The limit, by which the minutes of parallel jobs are added up; inf: no limit."""
     word: str
     """The limit as a user gives it, such as dollars=5."""
 
     def spent(self, job: str | None = None) -> float:
-        """Return the minutes that a job has taken so far; by default, all jobs together."""
+        """Return the minutes that the job ``job`` has taken so far; None: all jobs together."""
         files = find_entries(self.folder, f"{SPENT}/*.json") if job is None else [self.file(job)]
         return sum(read_json(file, float) or 0.0 for file in files)
 
@@ -116,7 +116,7 @@ def read_cap(hydra: HydraConf, hardware: HardwareConfig, jobs: int) -> SweepCap:
 def run_job(
     hardware: HardwareConfig, run_dir: Path, script: str, cap: SweepCap, *, jobs: int
 ) -> float | None:
-    """Run the job that is frozen in ``run_dir``, unless it has finished; return its objective.
+    """Run the job whose configuration is in ``run_dir`` unless it finished; return its objective.
 
     Return None if ``cap`` is reached: the job does not begin, or is stopped after a step. The job
     prints to ``output.log`` in its folder; the terminal gets two lines. ``jobs`` is how many jobs
@@ -188,10 +188,10 @@ def _run_process(
 def start_process(
     script: str, words: Sequence[str], run_dir: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start launch.py with ``words``; it prints to the log in ``run_dir``, and ends with us."""
-    own = {**environment, PARENT: str(os.getpid())}
+    """Start launch.py with ``words``; it logs in ``run_dir``, and ends when this process ends."""
+    env = {**environment, PARENT: str(os.getpid())}
     with open_log(run_dir) as log:
-        return subprocess.Popen([sys.executable, script, *words], env=own, stdout=log, stderr=log)
+        return subprocess.Popen([sys.executable, script, *words], env=env, stdout=log, stderr=log)
 
 
 def _wait_within_cap(process: subprocess.Popen[bytes], cap: SweepCap, job: str) -> int:
@@ -228,7 +228,7 @@ def reserve_share_of_machine(
 
 @contextmanager
 def use_cores(cores: Iterable[int]) -> Iterator[None]:
-    """Use only ``cores`` in the context; processes that are started in it inherit them."""
+    """Let this process, and processes that it starts in the block, use only ``cores``."""
     all_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -253,15 +253,15 @@ def resources_of_share(
             f"devices, and this machine has {len(devices)}: use fewer jobs at a time"
         )
     if devices:
-        own = devices[number * ranks : (number + 1) * ranks]
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+        share = devices[number * ranks : (number + 1) * ranks]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(share)
     cores = sorted(os.sched_getaffinity(0))
     return environment, set(cores[number::jobs] or cores)
 
 
 @contextmanager
 def restrict_plans_to_share(hardware: HardwareConfig, jobs: int | None) -> Iterator[None]:
-    """Make plans in the context use only the cores and memory that one of ``jobs`` jobs gets."""
+    """Make plans in the block use only the cores and memory that one of ``jobs`` jobs gets."""
     if jobs is None or jobs == 1:
         yield
         return
@@ -309,4 +309,4 @@ def _visible_devices() -> list[str]:
             parts[gpu[1]] = []
         elif part := re.search(r"\(UUID: (MIG-[^)]+)\)", line):
             parts[next(reversed(parts))].append(part[1])
-    return [name for gpu, own in parts.items() for name in own or [gpu]]
+    return [name for gpu, names in parts.items() for name in names or [gpu]]

@@ -82,7 +82,7 @@ class JobSweeper(Sweeper):
         return returned
 
     def _check_jobs(self, jobs: list[list[str]], overrides: Sequence[Override]) -> None:
-        """Check that the jobs compose, belong in the sweep's folder and are planned in the cap."""
+        """Check that the jobs compose, belong in the sweep's folder, and fit in its cap, if any."""
         fixed = self.config.hydra.job.config.override_dirname.exclude_keys
         words = sorted(
             str(each.input_line) if each.key_or_group in fixed else each.key_or_group
@@ -90,9 +90,9 @@ class JobSweeper(Sweeper):
         )
         file = Path(self.config.hydra.sweep.dir) / SWEEP
         stored = read_json(file, {"words": [str]}) or {"words": words}
-        if (theirs := stored["words"]) != words:
+        if (before := stored["words"]) != words:
             raise ConfigError(
-                f"hydra.sweep.dir={file.parent}: it has jobs with {' '.join(theirs)}, and "
+                f"hydra.sweep.dir={file.parent}: it has jobs with {' '.join(before)}, and "
                 f"this command has {' '.join(words)}; repeat the other words and give more "
                 "values of the keys without a value, or choose another folder"
             )
@@ -103,7 +103,7 @@ class JobSweeper(Sweeper):
         write_json(file, stored)
 
     def _plan_jobs(self, jobs: list[list[str]]) -> None:
-        """Plan all jobs; refuse to start if what is spent and what is planned reach the cap."""
+        """Plan all jobs; raise ConfigError if minutes spent and planned together reach the cap."""
         with redirect_stdout(io.StringIO()):  # the jobs print the same lines when they begin
             self._planned = call_in_this_process(jobs, self.hydra_context, plan_job, self.config)
         if not (left := _unfinished(self._planned)):
@@ -151,10 +151,10 @@ def _unfinished(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
 def combine_values(
     overrides: Sequence[Override], paired: Sequence[Sequence[str]]
 ) -> list[list[str]]:
-    """Return the words of each job: all combinations of values, but keys in ``paired`` by place.
+    """Return the overrides of each job: all combinations of the values of keys not in ``paired``.
 
-    ``paired`` has groups of keys with equally many values. A job has the values of a group's keys
-    that are at the same place.
+    ``paired`` has groups of keys with equally many values, which are combined as one key: a job has
+    the values of a group's keys that are at the same place.
     """
     choices: dict[str, list[list[str]]] = {}  # words by key, or by the keys of a group
     for override in overrides:

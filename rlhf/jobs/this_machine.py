@@ -82,7 +82,7 @@ def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine
 
 @cache  # cached, because every job of a sweep calls this function
 def find_hardware(signs: Sequence[Path] = SIGNS) -> ThisMachine:
-    """Return the profile of this machine, which has no GPU if no file in ``signs`` exists."""
+    """Return this machine's profile; if no file in ``signs`` exists, assume that it has no GPU."""
     if not any(sign.exists() for sign in signs):
         return ThisMachine(profile=CPU, reason="this machine's CPU, as it has no GPU")
     import torch
