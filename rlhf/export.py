@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
     parser.add_argument("--average", action="store_true", help="PPO's moving average")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN_DIR/exported")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead; no folder stays")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead of writing a folder")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _export(options))

@@ -3,7 +3,7 @@
     python -m rlhf.replay RUN_DIR                          the last step
     python -m rlhf.replay RUN_DIR --phase ppo --step 37    one step
 
-The replay runs in a folder of its own. It begins at the last checkpoint before the step or,
+The replay runs in a separate folder. It begins at the last checkpoint before the step or,
 without one, at the start of the phase. It ends at the next step whose weights have digests
 (checkpoint.digest_every). The exit code is 0 if all is equal, and 1 if something differs.
 """
@@ -65,7 +65,7 @@ class ReplayComparison(NamedTuple):
 
 
 def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
-    """Return the steps to take again to check ``step`` of ``phase``; None selects the last one.
+    """Return the steps to take again to check ``step`` of ``phase``; None: the last step or phase.
 
     Raises:
         ConfigError: if the run has not logged the step, or took the phase from another run.
@@ -124,11 +124,11 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
 def resume_to_end_step(target: Path, replay: Replay) -> None:
     """Continue the run in ``target`` up to the step ``replay.end``."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
-    free = (
+    overrides = (
         *("reuse.phases=never", "plan=off", "tracking.wandb=disabled"),
         *("tracking.tensorboard=false", "tracking.others=[]", "trust_run=true"),
     )
-    command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *free]
+    command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *overrides]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if not checkpoint_folder(target / replay.phase, replay.end).is_dir():
         last = (ended.stderr.splitlines() or ["no message"])[-1]

@@ -1,10 +1,10 @@
-"""Probe a configuration for a few steps, and say which advantage estimator suits its task.
+"""Probe a configuration for a few steps, and name the advantage estimator that suits its task.
 
     python -m rlhf_lab.advise [KEY=VALUE ...]
 
-KEY=VALUE are those of launch.py. The probe is a run of this configuration in which the actor rests
-and only the critic learns, with groups of four responses to a prompt. The advice is the estimator
-whose gradient has the least noise. docs/algorithms.md says how often it was right.
+KEY=VALUE are overrides of launch.py. The probe is a run of this configuration with a frozen actor
+and a critic that learns, and with four responses to each prompt. The advice is the estimator whose
+gradient has the least noise. docs/algorithms.md reports how often the advice was right.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rlhf.runtime.launch_mode import LAUNCHER
 
 STEPS, GROUP = 8, 4
 GROUPS = (4, 8, 16, 32)  # numbers of responses to a prompt to advise
-CRITIC_GAIN = 0.8  # a critic costs memory and time: its noise must be below this share of the best
-LEARNED = 0.9  # share of what it explains at the end at which a critic has warmed up
+CRITIC_GAIN = 0.8  # a critic costs memory: advise it below this share of the lowest other noise
+LEARNED = 0.9  # a critic has warmed up once it explains this share of what it explains at the end
 
 PROBE = {
     "ppo.advantage_estimator": "gae",
@@ -51,10 +51,10 @@ EXPLAINED = "ppo/explained_variance"
 
 
 class Probe(NamedTuple):
-    """What rollouts of a resting actor show of a task."""
+    """Measures of a task, from rollouts of a frozen actor."""
 
     batch: int
-    """Responses of a step."""
+    """Number of responses per step."""
     responses: int
     score_mean: float
     score_deviation: float
@@ -106,7 +106,7 @@ class Probe(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Return the number of responses to a prompt that gives a comparison the least noise."""
+        """Return the number of responses to a prompt whose comparison has the least noise."""
         sizes = [k for k in GROUPS if self.batch % k == 0]
         return min(sizes, key=lambda k: self._noise(k / (k - 1), group=k))
 
@@ -114,9 +114,9 @@ class Probe(NamedTuple):
     def noises(self) -> dict[AdvantageEstimator, float]:
         """Return the noise of each estimator's gradient, relative to the variance of scores.
 
-        The variances of the advantages are those around the mean of a batch, around the mean of
-        the other k - 1 responses to the prompt, whose own error adds 1 / (k - 1), and around the
-        critic, with lambda 1. Few prompts add a noise of their own.
+        The noise is the variance of score minus baseline: the mean of the batch (reinforce_pp), the
+        mean of the other k - 1 responses to the prompt, whose error adds 1 / (k - 1) (rloo), or the
+        critic's value with lambda 1 (gae). A batch of few prompts has more noise.
         """
         others = self.within * self.group / (self.group - 1)
         critic = 1 - statistics.fmean(self.explained[-2:])
@@ -131,7 +131,7 @@ class Probe(NamedTuple):
 
     @property
     def estimator(self) -> AdvantageEstimator:
-        """Return the estimator with the least noise; a critic must be clearly the best."""
+        """Return the estimator with the least noise; GAE needs a clear lead (``CRITIC_GAIN``)."""
         noises = self.noises
         critic = noises.pop(AdvantageEstimator.gae)
         best = min(noises, key=lambda each: noises[each])
@@ -139,7 +139,7 @@ class Probe(NamedTuple):
 
     @property
     def overrides(self) -> dict[str, str | int]:
-        """Return the keys to set, with the values that the probe speaks for."""
+        """Return the keys to set, with the values that the probe suggests."""
         compares = self.estimator is AdvantageEstimator.rloo
         chosen: dict[str, str | int] = {
             "ppo.advantage_estimator": str(self.estimator),
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     """Probe the configuration that the command names, print the advice; return the exit code."""
     parser = build_command_parser("rlhf_lab.advise", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, default=STEPS, help="in which only the critic learns")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of the critic alone")
     options = parser.parse_intermixed_args(arguments)
     if options.steps < 2:  # noqa: PLR2004
         parser.error(f"--steps {options.steps}: must be 2 or more")
@@ -172,8 +172,8 @@ def _advise(options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
         run_dir = Path(folder) / "run"
         overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
-        given = [word for word in options.words if not word.startswith(OF_TRUNK)]
-        command = [sys.executable, str(LAUNCHER), *given, *overrides]
+        accepted = [word for word in options.words if not word.startswith(OF_TRUNK)]
+        command = [sys.executable, str(LAUNCHER), *accepted, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
             raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
         metrics = METRICS.read_lines(run_dir)

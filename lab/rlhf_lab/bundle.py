@@ -58,7 +58,7 @@ NAMES = re.compile(
 )
 MOST_BYTES = 2**31  # of a bundle's files together, unpacked
 MOST_CONTENTS = 2**24  # bytes of bundle.json, which is read whole
-PIECE = 2**20  # bytes to unpack at a time
+PIECE = 2**20  # bytes that are unpacked at a time
 LAST_START = 2.0**33  # seconds since 1970, in the year 2242
 READABLE = 0o644 << 16  # permissions of a file as a .zip file stores them
 
@@ -89,11 +89,11 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
     names = (path.relative_to(run.folder).as_posix() for path in find_entries(run.folder, "**/*"))
     with replace_atomically(file) as building, ZipFile(building, "w", ZIP_DEFLATED) as archive:
         for name in sorted(filter(NAMES.fullmatch, names)):
-            own = (read_stored_text(run.folder / name, most=MOST_BYTES) or "").encode()
-            content = make_shareable(own.decode()).encode()
+            original = (read_stored_text(run.folder / name, most=MOST_BYTES) or "").encode()
+            content = make_shareable(original.decode()).encode()
             about["files"][name] = _identity_of(content)
-            if content != own:
-                about["changed"][name] = _identity_of(own)
+            if content != original:
+                about["changed"][name] = _identity_of(original)
             _add_member(archive, name, content)
         if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
             raise ConfigError(f"{run.folder}: its files are larger than {MOST_BYTES:,} bytes")
@@ -113,8 +113,8 @@ def _add_member(archive: ZipFile, name: str, content: bytes) -> None:
 
 def make_shareable(text: str) -> str:
     """Return ``text`` with its secrets redacted, and ``~`` in place of the home folder."""
-    own = os.path.expanduser("~")  # "~" for a user without a home folder
-    for home in {own, os.path.realpath(own)} - {"/", "~"}:
+    home_folder = os.path.expanduser("~")  # "~" for a user without a home folder
+    for home in {home_folder, os.path.realpath(home_folder)} - {"/", "~"}:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return redact(text, os.environ)
 
@@ -158,7 +158,7 @@ def _read_pieces(file: Path) -> Iterator[tuple[str, bytes, float]]:
     """Yield each file of a bundle in pieces, with its name and the run's start; bundle.json first.
 
     Raises:
-        CheckpointError: before the first if ``file`` is no bundle, after a file that is damaged.
+        CheckpointError: before the first piece if ``file`` is no bundle; after a damaged file.
     """
     with (
         translate_errors(partial(_refusal, file)),
@@ -174,7 +174,7 @@ def _read_pieces(file: Path) -> Iterator[tuple[str, bytes, float]]:
                     digest.update(piece)
                     yield name, piece, about["started"]
             if name != BUNDLE.name and [size, digest.hexdigest()] != about["files"][name]:
-                raise _refusal(file, f"{name} in it is not what was written")
+                raise _refusal(file, f"{name} in it differs from its size or hash in {BUNDLE}")
 
 
 def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
-"""Check a finished run against what it has recorded, and compute parts of it again.
+"""Check a finished run against its records, and compute parts of it again.
 
 python -m rlhf_lab.verify RUN_DIR                   read its files, and replay steps
 python -m rlhf_lab.verify RUN_DIR --replay none     only read its files
 
-Each check prints a line: ok, differs, or cannot be checked. The exit code is 1 if one differs.
+Each check prints a line: ok, differs, or cannot be checked. The exit code is 1 if a check differs.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CheckedRun(NamedTuple):
     config: RunConfig
     result: Mapping[str, Any]
     other: str
-    """What the run had that this machine has not, and may round differently; "": nothing."""
+    """Differences of machine and code from the run's, which may change rounding; "": none."""
     seed: int
     replays: int
     trusts_run: bool
@@ -111,7 +111,7 @@ def check_hashes(run: CheckedRun) -> Doubts:
 
 
 def check_inputs(run: CheckedRun) -> Doubts:
-    """Compare data, and code that the run was given, with the hashes of its start."""
+    """Compare the data and the user's code with their hashes at the start of the run."""
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     for key, files in (INPUTS.read(run.folder) or {}).items():
         hashes = {path: identity[-1] for path, identity in files.items()}
@@ -278,14 +278,14 @@ def check_answers(run: CheckedRun) -> Doubts:
 
 
 def check_replay(run: CheckedRun) -> Doubts:
-    """Take random steps of each phase again, and compare what they log, bit for bit."""
+    """Replay random steps of each phase; compare their logs, exactly on the same machine."""
     from rlhf.replay import create_replay_folder, plan_replay, take_steps_again
 
     require_consent(run.folder, is_given=run.trusts_run)
     draw = random.Random(run.seed)
-    own = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
-    lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in own}
-    for phase in (phase for phase in own for _ in range(run.replays)):
+    trained = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
+    lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in trained}
+    for phase in (phase for phase in trained for _ in range(run.replays)):
         replay = plan_replay(run.folder, Phase(phase), draw.randint(1, lasts[phase]))
         with create_replay_folder(None, beside=run.folder) as target:
             found = take_steps_again(run.folder, replay, target)
@@ -298,7 +298,7 @@ def check_replay(run: CheckedRun) -> Doubts:
 
 
 def _blame(run: CheckedRun) -> CheckState:
-    """Return what a different number means: another machine rounds differently."""
+    """Return ``unknown`` if another machine may have rounded differently, else ``differs``."""
     return CheckState.unknown if run.other else CheckState.differs
 
 
@@ -358,10 +358,10 @@ def verify_run(run: CheckedRun) -> Iterator[tuple[str, CheckState, list[Doubt]]]
 
 
 def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
-    """Return what a check finds; a file that is damaged differs from what a run writes."""
+    """Return the doubts of a check; a damaged file differs, other errors are unknown."""
     found: list[Doubt] = []
     try:
-        with redirect_stdout(sys.stderr):  # what loading and sampling print
+        with redirect_stdout(sys.stderr):  # the output of loading and sampling
             found.extend(check(run))
     except DamagedFileError as error:
         found.append(Doubt("", str(error)))

@@ -60,14 +60,14 @@ def greeting_lines(policy: RunPolicy, sampling: SamplingSettings) -> list[str]:
     return lines
 
 
-def apply_sampling_options(own: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the settings ``own`` of a run, changed by the options of the command."""
+def apply_sampling_options(run: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
+    """Return the settings of a run, changed by the options of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
-    given = own.temperature if options.temperature is None else options.temperature
-    temperature = parse_temperature(str(given), option="--temperature")
-    most = own.max_tokens if options.max_tokens is None else options.max_tokens
-    return replace(own, temperature=temperature, max_tokens=most)
+    text = str(run.temperature if options.temperature is None else options.temperature)
+    temperature = parse_temperature(text, option="--temperature")
+    most = run.max_tokens if options.max_tokens is None else options.max_tokens
+    return replace(run, temperature=temperature, max_tokens=most)
 
 
 def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
@@ -122,9 +122,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--model", help=f"{', '.join(folders_by_policy_name())} or FOLDER; default: the newest"
     )
-    parser.add_argument("--temperature", metavar="X", help="default: that of the run")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: that of the run")
-    parser.add_argument("--seed", type=int, help="for equal answers again, or others")
+    parser.add_argument("--temperature", metavar="X", help="default: the run's temperature")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="default: the run's limit")
+    parser.add_argument("--seed", type=int, help="random seed; the same seed repeats the answers")
     parser.add_argument("--environment", action="store_true", help="let the model play an episode")
     options = parser.parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):

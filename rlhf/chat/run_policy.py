@@ -1,4 +1,4 @@
-"""The policy of a chat: which folder of a run it is, and how it samples."""
+"""Find the policy to chat with in a run, and the settings with which it samples."""
 
 from __future__ import annotations
 

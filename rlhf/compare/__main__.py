@@ -156,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
     parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")
     parser.add_argument("--models", nargs=2, default=(), help="two models of the file of answers")
-    parser.add_argument("--out", type=Path, help="where choices go; default: preferences.jsonl")
+    parser.add_argument("--out", type=Path, help="file of the choices; default: preferences.jsonl")
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
     parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
     options = parser.parse_args(arguments)

@@ -240,9 +240,9 @@ class WinRate(NamedTuple):
         cls, models: tuple[str, str], judged: Iterable[tuple[AnswerPair, str | None]]
     ) -> WinRate:
         """Return the counts of the choices in ``judged`` that are between these two models."""
-        ours = [winner for pair, winner in judged if {pair.a.model, pair.b.model} == set(models)]
-        wins, losses = (ours.count(model) for model in models)
-        return cls(models, wins, losses, len(ours) - wins - losses)
+        winners = [winner for pair, winner in judged if {pair.a.model, pair.b.model} == set(models)]
+        wins, losses = (winners.count(model) for model in models)
+        return cls(models, wins, losses, len(winners) - wins - losses)
 
     @property
     def rate(self) -> tuple[float, tuple[float, float]] | None:

@@ -53,7 +53,7 @@ NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
 PROMPT_ELSEWHERE = "if the prompt is another column, data.sets.NAME.columns says which"
 NOT_LEARNED = "no answer may be learned (weight=0 or train=false)"
 TIE = "pairs of responses with equal scores"
-NOT_ANSWERED = "turns after the last answer of a conversation that ends with the user or a tool"
+NOT_ANSWERED = "conversations whose turns after the last answer are not used"
 NOT_SCORED = "responses without text or score"
 SCORES = ("margin", "chosen_score", "rejected_score")  # columns of a pair of scored responses
 # Parts of the names of numbers that say how good a response is, the highest being the best.

@@ -71,7 +71,7 @@ def evaluate(
         CheckpointError: if a run has not finished or has no policy.
         ConfigError: if another run's tokenizer differs, or the run has no reward model that could
             choose among the responses in ``best_of``.
-        DataError: if a row of the file ``best_of`` has no good and bad responses to a prompt.
+        DataError: if a row of the file ``best_of`` lacks a prompt, good or bad responses.
     """
     choices = read_responses(best_of) if best_of else []
     evaluator = Evaluator(run_dir, trusts_run=trusts_run)

@@ -125,8 +125,8 @@ class Evaluator:
         if (folder / "adapter_config.json").exists():
             raise ConfigError(f"{folder} is an adapter: python -m rlhf.export merges it first")
         verify_model(folder)
-        theirs = load_tokenizer(folder, key=RUN_FOLDER)
-        if tokenizer_identity(theirs) != tokenizer_identity(self.context.tokenizer):
+        tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
+        if tokenizer_identity(tokenizer) != tokenizer_identity(self.context.tokenizer):
             raise ConfigError(
                 f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
                 "by itself, or start the other with from_run"

@@ -29,7 +29,7 @@ StoredRow = Mapping[str, Any]
 def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> dict[str, Any]:
     """Return means, 95 % intervals, diversity and pass@k of a model's answers with one decoding.
 
-    ``judges`` are the parts of the score with weight 0, by which the score is judged.
+    ``judges`` are parts of ``rewards`` with weight 0, which judge the score.
     """
     by_prompt: defaultdict[str, list[StoredRow]] = defaultdict(list)
     for row in rows:
@@ -169,7 +169,7 @@ class RankedRow(NamedTuple):
 
     @property
     def credit(self) -> float:
-        """Return the probability that the best response is good; equal scores are drawn from."""
+        """Return the share of good responses among the responses with the highest score."""
         best = max(*self.good, *self.bad)
         return self.good.count(best) / (self.good.count(best) + self.bad.count(best))
 
@@ -202,8 +202,8 @@ def best_of_k_statistics(rows: Sequence[RankedRow]) -> dict[str, dict[str, Any]]
 def ties_score(rows: Sequence[RankedRow]) -> float:
     """Return the score of RewardBench 2's subset Ties (https://arxiv.org/abs/2506.01937, 3.2).
 
-    A prompt with many good responses has the id tied:N, and a similar prompt with one has ref:N.
-    Good responses should all score above bad ones, and differ less from each other than from these.
+    The id of a prompt with many good responses is tied:N, of a similar prompt with one it is ref:N.
+    All good responses should score above bad ones, and differ less from each other than from these.
     """
     tied, ref = (
         {row.id.partition(":")[2]: row for row in rows if row.id.startswith(kind)}
@@ -217,8 +217,8 @@ def ties_score(rows: Sequence[RankedRow]) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         margin = np.nan_to_num(np.tanh(hard / spread - 1))
     terms = zip((0.2, 0.2, 0.01), (gap > spread, hard > spread, margin), strict=True)
-    own = sum(weight * np.mean(each) for weight, each in terms) if both else 0.0
-    return float(0.3 * sum(accuracies) + own)
+    margins = sum(weight * np.mean(each) for weight, each in terms) if both else 0.0
+    return float(0.3 * sum(accuracies) + margins)
 
 
 def expected_best_of_n(ranked: Sequence[float], n: int) -> float:

@@ -2,7 +2,7 @@
 
     python -m rlhf.gpu_check [OUT_FOLDER] [--only PART ...] [--minutes N] [--size tiny]
 
-Each part runs in a process of its own. After each, OUT_FOLDER/gpu_check.md and gpu_check.json are
+Each part runs in its own process. After each part, OUT_FOLDER/gpu_check.md and gpu_check.json are
 written. Exit code 0: nothing failed; 1: a part failed; 2: no GPU, or a wrong option.
 """
 
@@ -35,7 +35,7 @@ from rlhf.runtime.launch_mode import require_launch_script
 
 
 def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) -> Result:
-    """Run the parts of ``check``, print their rows, write all results after each; return them.
+    """Run the parts of ``check``, print their rows, and write and return the results.
 
     Raises:
         ConfigError: if ``folder`` is not empty.

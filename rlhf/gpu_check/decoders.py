@@ -1,7 +1,7 @@
 """Compare the rollouts of every fused decoder with the model's own forward pass.
 
 Shapes: S = tokens of one sequence, T = tokens of one response, V = vocabulary,
-N = tokens of all responses, or responses.
+N = responses (of ``draws_NT``), otherwise the tokens of all responses.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False)
 
 
 def _replaced_row(name: str) -> CheckRow:
-    """Return why torch replaces a kernel: it was wrong, or it does not run here."""
+    """Return the row of a kernel that torch replaces: failed if wrong, else skipped."""
     line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
     is_wrong = "its error is" in line
     return checked_row(False, line, "as torch") if is_wrong else skipped_row(line)

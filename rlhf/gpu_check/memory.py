@@ -1,4 +1,4 @@
-"""Compare memory with the planner's figure; look for growth over steps, and at its end.
+"""Compare memory with the plan, look for growth over steps, and run out of memory on purpose.
 
 The parts ``memory`` (whole phases, and PPO steps in one process) and ``oom`` (out of memory).
 """
@@ -25,9 +25,9 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.tracker import Tracker
 
 # Shares of the plan, and GiB that no plan counts: workspaces of cuBLAS (32 MiB per stream on
-# Hopper, and two streams, as captures have one of their own) and segments that are partly used.
+# Hopper, and two streams, as captures have a separate stream) and segments that are partly used.
 LEAST, MOST, SPARE = 0.7, 1.05, 0.1
-# Steps after KNOWN may keep more bytes, as of a graph for other rows, but not SLACK in each step.
+# After step KNOWN one step may keep more bytes (a new CUDA graph), but not every step over SLACK.
 STEPS, KNOWN, SLACK = 6, 2, 1 << 16
 SHARE = 0.6  # share of the memory planned for SFT that torch may use in the part ``oom``
 RETRIED = "continuing with smaller micro-batches"

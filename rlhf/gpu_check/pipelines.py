@@ -56,7 +56,7 @@ def check_ranks(folder: Path, _: Size) -> Iterator[Task]:
 def _compare_with_cpu(
     folder: Path, part: str, shared: str, pool: ThreadPoolExecutor
 ) -> Iterator[Task]:
-    """Start the runs of ``part``; a run on the CPU precedes those that are compared with it."""
+    """Start the runs of ``part``; a run on the CPU precedes the runs that are compared with it."""
     started = {}
     for name, words in words_by_run(part).items():
         place = folder / name.replace(",", "").replace(" ", "_")
@@ -130,9 +130,9 @@ def _describe_losses(losses: Losses) -> str:
 
 
 def differing_digests(run_dir: Path) -> list[str]:
-    """Return the parameters whose digest over ranks is not that of their stored weights.
+    """Return the parameters whose logged digest is not the digest of the stored weights.
 
-    Compared are the digests of the steps whose checkpoints are still there.
+    Only the digests of steps whose checkpoints still exist are compared.
     """
     differing = []
     for line in DIGESTS.read_lines(run_dir):

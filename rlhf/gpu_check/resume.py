@@ -47,8 +47,8 @@ def check_resume(folder: Path, _: Size) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
     started = {}
     for name, words in words_by_run("resume").items():
-        place = folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
-        started[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *place)
+        arguments = folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
+        started[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *arguments)
     yield from ((name, row.result) for name, row in started.items())
 
 

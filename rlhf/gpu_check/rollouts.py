@@ -50,7 +50,7 @@ def _time_ppo_step(run_dir: Path, words: str) -> CheckRow:
 
 
 def check_vllm(folder: Path, _: Size) -> Iterator[Task]:
-    """Yield one task, if vLLM is installed: SFT, then PPO with a server of SFT's model."""
+    """Yield one task, skipped without vLLM: SFT, then PPO with a server of SFT's model."""
     yield "rollout=vllm_server", partial(_check_server, folder)
 
 
@@ -96,8 +96,8 @@ def check_hybrid_engine(folder: Path, _: Size) -> Iterator[Task]:
     If the first run is refused, the second would be too, for the same reason.
     """
     for stage in (2, 3):
-        words = folder / f"stage{stage}", "HYBRID_ENGINE", f"zero=stage{stage}"
-        run = SIDE_BY_SIDE.submit(run_to_end, *words)
+        arguments = folder / f"stage{stage}", "HYBRID_ENGINE", f"zero=stage{stage}"
+        run = SIDE_BY_SIDE.submit(run_to_end, *arguments)
         yield f"stage {stage}", partial(_describe_hybrid_engine, run)
         if run.exception() is None and run.result().code == USER_ERROR:
             return

@@ -96,7 +96,7 @@ def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def extend_deadline(seconds: float = 0.0) -> None:
-    """Let this process print the stacks of its threads, and end, in ``seconds``, at least QUIET.
+    """Print the stacks of this process and end it in ``seconds``, but not before QUIET seconds.
 
     A later call replaces the deadline of an earlier one.
     """

@@ -25,12 +25,12 @@ from rlhf.run.results import read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
 FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow drive, and compile
-LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # later runs may take as many times as long as the slowest
+LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # seconds; a later run may take 4 times as long as the slowest
 RUNS: dict[str, Any] = read_yaml_beside(__file__, "runs.yaml")
-SPARE = 60  # seconds in which a part whose run ended, or was killed, must go on
+SPARE = 60  # seconds within which a part must continue after its run
 # Two runs at a time, or one per four cores, as a run often uses one core only.
 SIDE_BY_SIDE = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 4))
-RUN_SECONDS: list[float] = []  # of the runs that this process has seen end
+RUN_SECONDS: list[float] = []  # durations of the runs that have ended in this process
 PIPELINE = ("sft", "reward", "ppo")
 TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
@@ -43,7 +43,7 @@ class EndedRun:
     run_dir: Path
     code: int
     output: str
-    """What it printed on stdout and stderr."""
+    """Text that the run printed on stdout and stderr."""
     seconds: float
 
     @property
@@ -104,7 +104,7 @@ def expand_words(text: str) -> list[str]:
 
 
 def drop_unread_overrides(words: Sequence[str]) -> list[str]:
-    """Return the overrides ``words`` without those for phases that the run does not train."""
+    """Drop from ``words`` the overrides for phases that the run does not train."""
     chosen = [word for word in words if word.startswith(("phase=", "phase.order="))]
     phases = chosen[-1].partition("=")[2].strip("[]").split(",") if chosen else PIPELINE
     unread = [f"{phase}." for phase in PIPELINE if phase not in phases]

@@ -1,4 +1,4 @@
-"""The kernels of a device, each used only if its results equal torch's (kernel_checks.py).
+"""The kernels of a device, and the comparisons with torch that kernel_checks.py may require.
 
 ``python -m rlhf.gpu_check`` repeats the comparisons of AdamW, log-probs and attention at the sizes
 of real models.
@@ -39,8 +39,8 @@ SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
 class CheckedKernels:
     """The kernels of a device; torch replaces a kernel whose results differ from torch's.
 
-    ``kernels`` is the module cpu_kernels or gpu_kernels; each has some of these functions. They
-    return None if there is no kernel, and may raise any error if the kernel cannot run.
+    ``kernels`` is the module cpu_kernels or gpu_kernels, which has some of these functions. The
+    functions return None if there is no kernel, and may raise any error if it cannot run.
     ``rlhf.kernels.torch_adamw.Split`` explains how two 16-bit halves store an fp32 number.
     """
 
@@ -109,7 +109,7 @@ class CheckedKernels:
 
 
 def _shorten(sizes: Sequence[int]) -> list[int]:
-    """Return the different sizes of parameters, of at most ``MOST_WEIGHTS`` weights."""
+    """Return the distinct ``sizes``, each cut to at most ``MOST_WEIGHTS`` weights."""
     return sorted({min(size, MOST_WEIGHTS) for size in sizes})
 
 
@@ -137,8 +137,8 @@ def compare_adamw(
     ways = [load(), TorchAdamw()]
     squares = [torch.as_tensor(way.sum_of_squares(gradients)).double() for way in ways]
     yield squares[0], squares[1]
-    for way, those in zip(ways, (states, copies), strict=True):
-        way.step(those, gradients, scalars)
+    for way, way_states in zip(ways, (states, copies), strict=True):
+        way.step(way_states, gradients, scalars)
     for state, copy in zip(states, copies, strict=True):
         yield fp32_weights(Split(*state[:2])), fp32_weights(Split(*copy[:2]))
         yield from zip(state[2:], copy[2:], strict=True)
@@ -182,7 +182,7 @@ def compare_logprobs(kernel: Any, *, rows: Tensor, few: int = FEW) -> Pairs:
 
 
 def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
-    """Compare tokens that are drawn by numbers in the middle of the tokens' shares."""
+    """Compare tokens drawn with the numbers in the middle of the tokens' intervals of the CDF."""
     logits_NV = _random_rows(rows)
     p_NV = (SCALE * logits_NV.double()).softmax(1)
     tokens_N1 = p_NV.multinomial(1)
@@ -202,9 +202,9 @@ def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
 
 
 def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
-    """Return the newest token's stored keys and values, and the output, of the three rows compared.
+    """Compare the first, middle and last row: the newest token's stored key and value, the output.
 
-    They are the first, the middle and the last row. Afterwards the KV cache is zero again.
+    The KV cache is zero again afterwards.
     """
     _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
     compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device

@@ -42,7 +42,7 @@ Pairs = Iterable[tuple[Tensor, Tensor]]  # results of a kernel, each with the re
 
 @dataclass
 class _State:
-    """Which kernels this process may use, and what their checks have shown."""
+    """The kernels that this process may use, and the results of their comparisons."""
 
     choice: Kernels = Kernels.auto
     say: Callable[[str], None] = logger.warning
@@ -54,7 +54,7 @@ _STATE = _State()
 
 
 def choose_kernels(choice: Kernels, say: Callable[[str], None] | None = None) -> None:
-    """Use kernels in this process as ``hardware.kernels`` says; ``say`` prints later lines."""
+    """Use kernels in this process as ``hardware.kernels`` says; ``say`` prints replacements."""
     _STATE.choice = choice
     _STATE.say = say or _STATE.say
 
@@ -87,8 +87,8 @@ def use_if_equal(
 
     ``compare`` returns results of the kernel beside torch's, whose largest difference may be
     ``bound`` times torch's largest number; None: the bound of the kernel's precision. The kernel is
-    compared once for each ``shape``, and always if that is None. After a failure torch replaces
-    all kernels of this name.
+    compared once for each ``shape`` (None: always), but not on a CPU with kernels=auto. After a
+    failure torch replaces all kernels of this name.
     """
     if are_off() or name in _STATE.replaced:
         return None

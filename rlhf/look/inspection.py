@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 KEPT = 0.99  # share of the examples that the proposed limit keeps
 BARS = 20
-FEWEST_PAIRS = 20  # pairs; of fewer, the lengths of responses mean little
+FEWEST_PAIRS = 20  # with fewer pairs, the lengths of responses mean little
 LOPSIDED = 0.8  # share of pairs with the same longer side; a reward model may then learn length
 
 
@@ -58,7 +58,7 @@ class Lengths:
     key: str
     limit: int
     measured: int
-    """Sequences that were measured: all, or those of a sample."""
+    """Sequences that were measured: all sequences, or a sample of them."""
     over: int
     """Measured sequences that are longer than the limit."""
     over_rows: int
@@ -83,7 +83,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Look:
-    """All figures of a look; ``lines`` are those that a run prints of its data."""
+    """The results of inspecting data; ``lines`` are the lines that a run prints about it."""
 
     lines: list[str]
     datasets: list[dict[str, object]]
@@ -126,14 +126,14 @@ def inspect_data(config: RunConfig, command: str) -> Look:
     except DataError as error:
         findings.append(DataFinding("refused", 1, f"`{command}` would be refused: {error}"))
     lengths = [found for sample in samples for found in _measure(sample, config)]
-    first = join([side for each in datasets for side in (each.train, each.eval or [])])
-    first = first[:MOST_COMPARED]
+    compared = join([side for each in datasets for side in (each.train, each.eval or [])])
+    compared = compared[:MOST_COMPARED]
     findings += [
         *(finding for dataset in datasets for finding in _find_in_dataset(dataset)),
         *(finding for sample in samples for finding in _find_unusable(sample)),
         *(finding for found in lengths for finding in _find_too_long(found)),
-        *_find_unanswered(first),
-        *find_odd_responses(first),
+        *_find_unanswered(compared),
+        *find_odd_responses(compared),
         *find_repeats(datasets, list(parts.values())),
     ]
     return Look(
@@ -150,7 +150,7 @@ def inspect_data(config: RunConfig, command: str) -> Look:
 def _load_tokenizer(
     config: RunConfig, datasets: Sequence[RawDataset], parts: Mapping[Phase, PhaseData]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the run; if the run trains it, one of a sample of the same texts."""
+    """Return the run's tokenizer; if the run trains it, train it on a sample of the same texts."""
     if config.from_run is not None:
         return load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
     sides = [part.train for part in parts.values()] or [dataset.train for dataset in datasets]
@@ -167,7 +167,7 @@ def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> Sequence[Recor
 
 
 def _count_records(dataset: RawDataset) -> dict[str, object]:
-    """Return all that is known of a data set, with the numbers of its records as train and eval."""
+    """Return the fields of a data set, with the numbers of its records as train and eval."""
     held_out = None if dataset.eval is None else len(dataset.eval)
     counts = {"train": len(dataset.train), "eval": held_out, "left_out": dict(+dataset.left_out)}
     return dataset._asdict() | counts

@@ -3,9 +3,9 @@
     python -m rlhf.data FILE_OR_FOLDER [KEY=VALUE ...]
     python -m rlhf.data data=NAME [KEY=VALUE ...]
 
-FILE_OR_FOLDER may also be samples:NAME, or the id of a data set of the hub. KEY=VALUE are those of
-launch.py: with the words of a run, the look shows the data as that run reads it. Nothing is
-trained, and of the model only the tokenizer is loaded.
+FILE_OR_FOLDER may also be samples:NAME, or the id of a data set of the hub. KEY=VALUE are overrides
+of launch.py: with the overrides of a run, the data is read as that run reads it. No model is
+loaded or trained, only its tokenizer.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _look(options: argparse.Namespace) -> Result:
     with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
         words, place = split_words(options.words)
         config = compose_config(words, place)
-    own = words if place is None else [*words, f"data.path={place}"]
-    look = inspect_data(config, f"python launch.py {shlex.join(own)}")
+    run_words = words if place is None else [*words, f"data.path={place}"]
+    look = inspect_data(config, f"python launch.py {shlex.join(run_words)}")
     if not options.json:
         console = Console()
         for line in notes.getvalue().splitlines():
@@ -86,10 +86,10 @@ def compose_config(words: Sequence[str], place: str | None) -> RunConfig:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words for the launcher, and the file, folder or Hub id to look at, or None.
+    """Return the overrides for the launcher, and the file, folder or Hub id to look at, or None.
 
-    It is None if no word names one, or if a word sets data.path: error messages propose to add such
-    a word after the file, and it then takes precedence.
+    It is None if no word names one, or if a word sets data.path: error messages propose to add this
+    override after the file, and it then takes precedence.
 
     Raises:
         ConfigError: if several words name a file, folder or Hub id.
@@ -99,11 +99,11 @@ def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
         raise ConfigError(
             f"{' '.join(places)}: give one file or folder, or several as data.path=[ONE,OTHER]"
         )
-    own = [word for word in words if word not in places]
+    run_words = [word for word in words if word not in places]
     for place in places:
-        own.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
-    is_named = any(word.startswith("data.path=") for word in own)
-    return own, None if is_named else next(iter(places), None)
+        run_words.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
+    is_named = any(word.startswith("data.path=") for word in run_words)
+    return run_words, None if is_named else next(iter(places), None)
 
 
 def _is_hub_id(place: str) -> bool:
@@ -139,12 +139,12 @@ def print_look(look: Look, console: Console) -> None:
 def render_look(look: Look, command: str) -> str:
     """Return the HTML of a look; ``command`` started it."""
     count = len(look.findings)
-    told = f"{count} thing{'s' if count > 1 else ''} to look at" if count else "nothing was found"
+    text = f"{count} thing{'s' if count > 1 else ''} to look at" if count else "nothing was found"
     return render_template(
         "look.html",
         package=__package__ or "",
         title=f"Data: {', '.join(str(dataset['name']) for dataset in look.datasets)}",
-        verdict=Headline(told, is_doubtful=bool(count)),
+        verdict=Headline(text, is_doubtful=bool(count)),
         place=command,
         look=look,
     )

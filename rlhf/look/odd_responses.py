@@ -1,4 +1,4 @@
-"""Find odd texts, turns and responses. No rule here knows a right answer: it names what is odd."""
+"""Find odd texts, turns and responses; no rule judges whether an answer is right."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlhf.look.repeats import DataFinding, name_records
 
 SCRIPT_LETTERS = 40  # characters of an answer, of which the letters decide its script
 JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
-FREQUENT = 3  # a text that so many examples share is named
-MOST_FREQUENT = 3  # texts that are named
+FREQUENT = 3  # a text that at least so many examples share is reported
+MOST_FREQUENT = 3  # most texts that are reported
 LONG = 40  # characters; longer responses should be sentences, and longer requests unique
 UNFINISHED = ",;:-("
-USUAL = 0.8  # if this share of long responses ends in punctuation, the others are named
-LOOP = 5  # a response with more words for each different word repeats itself
+USUAL = 0.8  # if this share of long responses ends in punctuation, the others are reported
+LOOP = 5  # a response that uses each distinct word this often on average repeats itself
 TEXT_FAULTS = {
-    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have characters of a wrong encoding"),
+    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have mis-encoded characters"),
     "html": (
         r"</?(?:a|b|br|div|em|font|i|li|p|span|strong|td|tr|ul)\b[^<>]*>|&(?:\w{2,6}|#\d+);",
-        "have marks of HTML",
+        "have HTML markup",
     ),
     "escaped": (
         r"\\[nt](?![a-zA-Z])",
@@ -31,7 +31,7 @@ TEXT_FAULTS = {
     ),
     "unfilled": (
         r"\{\{ *\w+ *\}\}|\[(?:INSERT|YOUR|NAME)\b[^\]]*\]|(?i:lorem ipsum)",
-        "have a place that was not filled, such as {{name}} or lorem ipsum",
+        "have an unfilled placeholder, such as {{name}} or lorem ipsum",
     ),
 }
 NEXT_TURN = re.compile(r"\n\s*(?:#+ *)?(?:Human|User|Instruction|USER|<\|im_start\|>) *(?::|\n|\Z)")

@@ -72,9 +72,9 @@ class DataFinding:
 def find_repeats(
     datasets: Sequence[RawDataset], parts: Sequence[PhaseData]
 ) -> Iterator[DataFinding]:
-    """Yield what ``datasets`` have more than once.
+    """Yield findings about the repeats in ``datasets``.
 
-    ``parts`` are the same records as a run's phases get them; [] if a run would refuse them.
+    ``parts`` are the same records, divided over a run's phases; [] if a run would refuse them.
     """
     train = join([dataset.train for dataset in datasets])
     held_out = join([dataset.eval or [] for dataset in datasets])
@@ -83,12 +83,12 @@ def find_repeats(
     if parts:
         train = join([part.train for part in parts])
         held_out = join([part.eval for part in parts])
-    theirs = {key.tobytes(): index for index, key in enumerate(facts_of(held_out, "prompt_key"))}
+    row_of = {key.tobytes(): index for index, key in enumerate(facts_of(held_out, "prompt_key"))}
     begun = {
-        key: (held_out[theirs[key]], record)
+        key: (held_out[row_of[key]], record)
         for record in train
         for key in _earlier_keys(record)
-        if key in theirs
+        if key in row_of
     }
     found["begun"] = list(begun.values())
     reverses = find_reversed_pairs(everything)
@@ -101,7 +101,7 @@ def find_repeats(
     found["near_across"] = [
         (one, other)
         for one, other in found["near"]
-        if (prompt_key(one) in theirs) != (prompt_key(other) in theirs)
+        if (prompt_key(one) in row_of) != (prompt_key(other) in row_of)
     ]
     for kind, matches in found.items():
         if matches:
@@ -116,7 +116,7 @@ def find_repeats(
 
 
 def _find_common_prompts(train: Sequence[Record], held_out: Sequence[Record]) -> list[Match]:
-    """Return the first record of either side with each prompt that both sides have."""
+    """Return, for each prompt that both sides have, the first record of each side with it."""
     keys = [facts_of(side, "prompt_key") for side in (train, held_out)]
     numbers = number_groups(np.concatenate(keys))
     sides = numbers[: len(train)], numbers[len(train) :]
@@ -125,14 +125,14 @@ def _find_common_prompts(train: Sequence[Record], held_out: Sequence[Record]) ->
 
 
 def _earlier_keys(record: Record) -> Iterator[bytes]:
-    """Yield the keys of the prompts that the earlier answers of a conversation follow."""
+    """Yield the keys of a conversation's earlier prompts: its text up to each earlier answer."""
     *turns, _ = (record.prompt or "").split(ASSISTANT_TURN)
     for end in range(1, len(turns)):
         yield fingerprint(ASSISTANT_TURN.join(turns[:end]) + ASSISTANT_TURN)
 
 
 def _find_contradictions(records: Iterable[Record]) -> Iterator[Match]:
-    """Yield each graded response that came earlier with another grade, after the earlier one."""
+    """Yield pairs of a graded response and its first occurrence, which has another grade."""
     first: dict[bytes, Record] = {}
     for record in records:
         if record.grade is not None:
@@ -170,7 +170,7 @@ def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[Da
 def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Return (index, earlier index) of each text that nearly repeats an earlier text.
 
-    The earlier text is the first of its band; every index is paired at most once, in order.
+    The earlier text is the first with the same rows of a band. Each index is paired at most once.
     """
     plain = [" ".join(text.split()).casefold().ljust(PIECE) for text in texts]
     signatures = [_sign(text) for text in plain]

@@ -54,14 +54,14 @@ class EncodedSample(NamedTuple):
 
     @property
     def lengths(self) -> list[TokensOfRow]:
-        """Return the tokens of each sequence, or of the longer sequence of each pair."""
+        """Return the length and row of each sequence, or of the longer sequence of each pair."""
         columns = self.columns
         tokens = map(len, columns["ids"]) if self.phase is Phase.ppo else columns["length"]
         return list(zip(tokens, columns["row"], strict=True))
 
     @property
     def answers(self) -> list[TokensOfRow]:
-        """Return the tokens of each answer that SFT learns."""
+        """Return the length and row of each answer that SFT learns."""
         found = []
         for number, (length, row) in enumerate(self.lengths):
             spans = self.columns["observed"][number] if "observed" in self.columns else []

@@ -107,7 +107,7 @@ class RewardTermOptions(JudgeKeys):
     """Keys of a part of ``rewards`` whose kind is an option's."""
 
 
-# Options with metrics and panels of their own, in the order of the tables.
+# Options that add metrics and panels, in the order of the tables.
 WITH_TABLES = ("environments", "corrections", "ptx", "hybrid_engine")
 
 
@@ -177,6 +177,6 @@ EXCLUSIONS = (
 
 def check_exclusions(config: RunConfig) -> None:
     """Raise ConfigError if the run uses two options that exclude each other."""
-    for each in EXCLUSIONS:
-        if each.affects(config) & set(config.phase.order) and each.holds(config):
-            raise ConfigError(each.message.format_map(vars(config)))
+    for exclusion in EXCLUSIONS:
+        if exclusion.affects(config) & set(config.phase.order) and exclusion.holds(config):
+            raise ConfigError(exclusion.message.format_map(vars(config)))

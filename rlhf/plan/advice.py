@@ -70,7 +70,7 @@ def _single_changes(config: RunConfig) -> Iterator[Change]:
 
 
 def _doubled_nodes(config: RunConfig) -> Iterator[Change]:
-    """Yield twice the nodes of a run on GPUs, four times, and so on up to ``MOST_NODES``."""
+    """Yield a run on GPUs with 2, 4, 8, ... times its nodes, up to ``MOST_NODES`` nodes."""
     auto, prefix = _set_zero_auto(config)
     nodes = 2 * config.hardware.nodes
     while nodes <= MOST_NODES and config.hardware.device is Device.cuda:
@@ -90,7 +90,7 @@ def _combined_changes(config: RunConfig) -> Iterator[Change]:
 
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:
-    """Yield the changes with which options, also those that are off, need less memory."""
+    """Yield the savings of memory that options propose, also options that are off."""
     from rlhf.options.ahead.overlap_plan import propose_smaller_sampling
     from rlhf.options.lora.costs import propose_adapters
 
@@ -214,7 +214,7 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     for stage, critic_stage in product((1, 2, 3, 0), (None, 1, 2, 3, 0) if has_ppo else (None,)):
         if stage == critic_stage:
             continue
-        own = stage if critic_stage is None else critic_stage
+        stage_of_critic = stage if critic_stage is None else critic_stage
         shards = stage == SHARDED_WEIGHTS
         yield from (
             {
@@ -230,7 +230,7 @@ def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
                 either if stage else no,
                 either if shards else no,
                 either if shards else no,
-                either if has_ppo and own == SHARDED_WEIGHTS else no,
+                either if has_ppo and stage_of_critic == SHARDED_WEIGHTS else no,
                 either if has_ppo and config.ppo.ema_beta > 0 else no,
             )
         )

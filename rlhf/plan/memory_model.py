@@ -201,9 +201,9 @@ def no_grad_pass_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, to
     """Return the most bytes in use in a pass without gradients: a feed-forward layer or logits.
 
     The layer holds its input and its normed input. It also holds the input and the output of its
-    activation or, if it is gated, the activation's output, the other factor and their product; with
-    an adapter, its product and its sum with the layer's output too. Beside the logits there are the
-    last layer's output and its normed output.
+    activation or, if it is gated, the activation's output, the other factor and their product. An
+    adapter adds two matrices: its output, and the sum of its and the layer's output. Beside the
+    logits there are the last layer's output and its normed output.
     """
     shape, size = model.shape, at.bytes_per_weight(model)
     matrices = 2 + shape.is_gated + 2 * (model.extra_weights > 0)

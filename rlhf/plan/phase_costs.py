@@ -40,8 +40,8 @@ ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference
 def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
     """Return the plan of a phase with the fastest micro-batch that fits, or with least memory.
 
-    If the earlier plan ``like`` is given, its micro-batch and rows are used, and only then may
-    sampling processes rearrange PPO: they do not affect which micro-batch and rows are chosen.
+    If an earlier plan ``like`` is given, its micro-batch and rows are used. Only then are sampling
+    processes (rollout.overlap) planned, so that they do not affect the choice of both.
     """
     if scene.phase is Phase.ppo:
         if like and scene.config.rollout.overlap:
@@ -149,7 +149,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         return plan_server_rollout(scene, build_sampling, config.ppo.rollout_batch_size)
     # The fast rollout allocates its KV cache for the longest allowed prompts.
     tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
-    # An episode that waits for its environment has a KV cache beside that of its row.
+    # An episode that waits for its environment keeps its KV cache while its row decodes another.
     held = rows * (2 if config.environment.is_used else 1)
     parts = scene.resident_bytes()
     # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
@@ -271,8 +271,8 @@ def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, 
     if settings.eval_every and scene.load.steps:
         times += (scene.load.steps - 1) // settings.eval_every
     passes = (scene.no_grad_seconds(m, sequences=evaluated, micro=micro) for m in scene.models)
-    reading = sum(passes)
-    return {"evaluate": times * reading, "prepare": scene.preparation_seconds}
+    per_evaluation = sum(passes)
+    return {"evaluate": times * per_evaluation, "prepare": scene.preparation_seconds}
 
 
 def seconds_outside_ppo_steps(

@@ -25,7 +25,7 @@ PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
 LOADED = 0.5e9  # bytes of weights read or written per second
 FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
 FRAGMENTED_GPU = 0.02  # share lost on a GPU, with expandable segments (rlhf/base/command.py)
-MOST_FILLED = 0.97  # share of the rest of a GPU that a plan may fill: estimates may be 6 % off
+MOST_FILLED = 0.97  # share of the rest of a GPU that a plan may fill: estimates may be 7 % off
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
 NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
@@ -190,9 +190,9 @@ class PhaseMemory:
         return PREPARING + weights / LOADED
 
     def _gradient_bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
-        """Return the bytes of the model's buckets of one kind; 0 if it has none of this kind.
+        """Return the bytes of the model's gradient buckets that are ``kept``, or else freed again.
 
-        ``kept``: those that stay allocated (stage 3); otherwise those of a backward pass.
+        Stage 3 keeps its buckets allocated; other stages allocate buckets for each backward pass.
         """
         if kept is not self.at.is_sharded(model):
             return 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlhf.plan.plan import Plan
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
-FILLED = 0.93  # share of a GPU above which a plan is avoided, or warns: estimates may be 6 % off
+FILLED = 0.93  # share of a GPU above which a plan is avoided, or warns: estimates may be 7 % off
 ROOM = 0.25  # a plan within FILLED is preferred even if it is 25 % slower
 SLACK = 0.05  # on a GPU, a plan that is up to 5 % slower counts as equally fast
 
@@ -69,12 +69,12 @@ class PhasePlan:
         If other processes do the activity ``beside``, a step takes as long as the slower side, the
         processes or the ranks. The time of the faster side is added once, for the first step.
         """
-        theirs = self.step_seconds.get(self.beside or "generate", 0.0)
-        own = sum(self.step_seconds.values()) - theirs
-        step = theirs + own if self.beside is None else max(theirs, own)
+        beside_s = self.step_seconds.get(self.beside or "generate", 0.0)
+        ranks_s = sum(self.step_seconds.values()) - beside_s
+        step = beside_s + ranks_s if self.beside is None else max(beside_s, ranks_s)
         if self.steps is None:
             return step
-        waiting = theirs + own - step
+        waiting = beside_s + ranks_s - step
         return step * self.steps + waiting + sum(self.other_seconds.values())
 
     def moments_with(self, parts: Parts) -> dict[str, Parts]:

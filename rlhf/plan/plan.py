@@ -202,8 +202,8 @@ class Plan:
     def zero_text(self) -> str:
         """Return the ZeRO setting as text, such as "ZeRO stage 2, optimiser offloaded"."""
         zero = self.config.zero
-        own = self.zero_stages.get(Role.critic, zero.stage) != zero.stage
-        critic = f" (critic: stage {zero.critic_stage})" if own else ""
+        differs = self.zero_stages.get(Role.critic, zero.stage) != zero.stage
+        critic = f" (critic: stage {zero.critic_stage})" if differs else ""
         offloaded = {
             "optimiser": zero.offload_optimizer,
             "weights": zero.offload_parameters,

@@ -98,7 +98,7 @@ def count_examples(data: DataConfig, phase: Phase) -> int | None:
     if total is None:
         return None
     share = data.split[SPLIT_PHASES.index(phase.phase_in_split)] / sum(data.split)
-    # The known hub datasets have held-out splits of their own.
+    # The known hub datasets have separate held-out splits.
     held_out = data.eval_share if data.source is not Source.hub and data.eval_path is None else 0.0
     return int(total * share * (1 - held_out))
 

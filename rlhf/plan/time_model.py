@@ -27,7 +27,7 @@ class Efficiency:
     training: float
     """Share of the peak FLOPs per second in training passes of many tokens."""
     scoring: float
-    """The same in passes without gradients."""
+    """Share of the peak FLOPs per second in passes without gradients."""
     sharded: float
     """Rate of passes of a sharded model, which wait for weights, relative to unsharded passes."""
     bandwidth: float
@@ -61,7 +61,7 @@ class CostModel(MemorySetting):
 
     efficiency: Efficiency
     methods: tuple[Costs, ...] = ()
-    """What the run's methods add."""
+    """Costs that the run's methods add."""
 
     def is_gathered(self, model: ModelUse) -> bool:
         """Return True if the ranks gather the weights of ``model`` from each other."""
@@ -240,14 +240,14 @@ def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
     seen = round(how.prompt_tokens + tokens) // 2
     cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)
     rate = machine.operations * efficiency.scoring
-    each = max(actor.weights * size / tp / costs.bandwidth, step / rate) + efficiency.step_seconds
-    each += cached / (machine.bandwidth * efficiency.attention)
+    decode = max(actor.weights * size / tp / costs.bandwidth, step / rate) + efficiency.step_seconds
+    decode += cached / (machine.bandwidth * efficiency.attention)
     layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
-    each += shape.layers * layer * how.layer_factor
+    decode += shape.layers * layer * how.layer_factor
     if tp > 1:  # two all-reduces over the group's ranks in every layer
         message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
         waiting = efficiency.message_seconds * math.log2(tp)
-        each += 2 * shape.layers * (waiting + message)
+        decode += 2 * shape.layers * (waiting + message)
     gather_seconds = gather_weights_seconds(costs, actor)
     gathering = gather_seconds if how.gathers else waves * how.response_tokens * gather_seconds
-    return prefill / rate + waves * how.response_tokens * each + gathering
+    return prefill / rate + waves * how.response_tokens * decode + gathering

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
     parser.add_argument("--html", metavar="FILE", help="write the comparison to this page")
     parser.add_argument(
-        "--registry", metavar="FOLDER", help="count what was tried in it; default: runs/"
+        "--registry", metavar="FOLDER", help="folder whose runs count as tried; default: runs/"
     )
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _report_or_compare(options), as_json=options.json)

@@ -1,8 +1,8 @@
 """Warn of doubtful results, from the measurements that the phases of a run have stored.
 
 A rising score can look like success when it is not. These rules detect a reward model that guesses,
-responses that collapse, a policy that is far from its reference or exploits its reward model, and
-rewards that are equal for most responses.
+responses that collapse, a policy that is far from its reference or exploits its reward model,
+rewards that fail, and scores that are equal for all responses in most steps.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
 
 def _lacks_learning_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
     """Return True if ``equal``, each step's share of equal scores, leaves too little to learn."""
-    is_best = has_risen and min(equal[:1], default=1.0) < 1
-    return mean_of(equal) > MOST_WITHOUT_SIGNAL and not is_best
+    has_converged = has_risen and min(equal[:1], default=1.0) < 1
+    return mean_of(equal) > MOST_WITHOUT_SIGNAL and not has_converged
 
 
 def _equal_score_flags(series: PointsByMetric, name: str) -> list[float]:

@@ -122,8 +122,8 @@ def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> 
         for number, setting in enumerate(settings):
             if (mean := setting.estimates().get(title)) is None:
                 continue
-            told = found.differences.get((number, title))
-            cells = [estimate_text(told.estimate, "+")] if told else [""]
+            difference = found.differences.get((number, title))
+            cells = [estimate_text(difference.estimate, "+")] if difference else [""]
             table.add_row(
                 *(next(names, ""), str(number + 1), estimate_text(mean)),
                 *(*cells, found.verdict_text(number, title)),
@@ -330,7 +330,7 @@ def _short_name(setting: Setting) -> str:
 
 
 def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
-    """Yield the best setting's objective, its lead and its KL.
+    """Yield tiles with the best setting's objective, its lead and its KL.
 
     The best is compared with the baseline or, if it is the baseline, with the next best.
     """

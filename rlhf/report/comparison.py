@@ -4,10 +4,10 @@ Only numbers with the same meaning are compared. The meaning of a score is the r
 A reward model is identified by the hash of its weights, so scores are compared only between runs
 that share it (``from_run``, the store of phases).
 
-Whoever compares the best of many settings with another makes, in effect, all comparisons that led
-to this choice, so the settings of all runs that ask the same question count: runs with the same
-last phase, model and data and, after PPO without a gold judge, the same rewards and base of the
-reward model.
+If you pick the best of many settings and compare it with another, you make, in effect, all the
+comparisons that led to this choice. So the settings of all runs that ask the same question count:
+runs with the same last phase, model and data and, after PPO without a gold judge, with the same
+rewards and base of the reward model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class ComparedRun(NamedTuple):
     starts: Mapping[str, float | None] = {}
     """Value of each measure before training by title, if it is known."""
     meanings: Mapping[str, str] = {}
-    """What a measure means, by title; measures without an entry mean the same in every run."""
+    """Meaning of a measure, by title; measures without an entry mean the same in every run."""
     by_prompt: Mapping[str, Mapping[str, Sequence[float | None]]] = {}
     """Values of the held-out prompts "before" and "after" PPO, by name; {} if none are stored."""
     origin: str | None = None
@@ -201,9 +201,9 @@ def read_compared_run(folder: Path) -> ComparedRun:
 def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     """Group runs whose keys are equal except for SEEDS; keep the order of the runs.
 
-    Of a part of ``rewards`` that only some runs have, the defaults are not shown. If two runs have
-    the same seeds too, for example before and after an edit of the code, the second run gets a
-    setting of its own, with repeat=2.
+    If only some runs have a part of ``rewards``, its default values are not shown. If two runs have
+    the same seeds too, for example before and after an edit of the code, the second run gets its
+    own setting, with repeat=2.
     """
     names = dict.fromkeys(key for run in runs for key in run.keys)
     varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
@@ -223,7 +223,7 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
 
 
 def _is_default_of_part(key: str, value: Any) -> bool:
-    """Return True for a key of a part of ``rewards`` that has the value it has by default."""
+    """Return True if ``key`` belongs to a part of ``rewards``, and ``value`` is its default."""
     group, _, name = key.rpartition(".")
     return group.startswith("rewards.") and value == DEFAULTS_OF_PART.get(name, key)
 
@@ -311,7 +311,7 @@ class Tried(NamedTuple):
     num_settings: int
     places: Sequence[Path] = ()  # folders whose runs were counted
     is_baseline_chosen: bool = False
-    """True if whoever gave the command could have chosen the baseline for its results."""
+    """True if the baseline may have been chosen for its results."""
 
     @property
     def num_differences(self) -> int:
@@ -325,7 +325,7 @@ def find_tried(
 ) -> Tried:
     """Find all settings that were tried on the questions of the compared ``settings``.
 
-    They are the settings compared and those of the runs in ``registry`` or, by default, in the
+    These are the compared settings, and those of the runs in ``registry`` or, by default, in the
     folder ``runs`` that holds the compared runs (without such a folder: beside them). The baseline
     cannot have been chosen for its results if it is the first of a whole folder, or was tried first
     of all.
@@ -334,7 +334,7 @@ def find_tried(
     places = sorted({registry.resolve()} if registry else {*map(_find_registry, compared)})
     keys = {folder: _read_keys(folder) for folder in compared}
     for place in places:
-        # What is in the subfolders of a folder of another name is unknown: it may be a whole home.
+        # Other folders are searched one level deep only: one of them may be a whole home folder.
         is_entered = registry or place.name == RUNS.name
         beside = (file.parent for file in find_entries(place, f"*/{FROZEN}"))
         for run in find_folders_with(FROZEN, place) if is_entered else beside:

@@ -169,8 +169,8 @@ def keep_significant(
 ) -> frozenset[SettingMeasure]:
     """Return the keys of the p-values that Holm's correction for ``num_tests`` tests keeps.
 
-    Tests without a p-value count as not significant. So tables that show different parts of the
-    same tests keep together no more than one table of all tests.
+    Tests without a p-value count as not significant. So several tables, each with a part of the
+    tests, keep in total no more differences than one table of all tests.
     """
     kept = set()
     for number, place in enumerate(sorted(p_values, key=p_values.__getitem__)):

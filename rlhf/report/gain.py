@@ -1,4 +1,4 @@
-"""Choose the measure from which a run's success is read, and return what training changed in it."""
+"""Choose the measure by which a run's success is judged, and return how training changed it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from rlhf.config.choices import Phase
 
-# Measures of an answer, the best judge first: names in result.json, and names for readers. Behind
-# the gold score follow the judges of the run's own: rewards of weight 0, which PPO does not see.
+# Measures of an answer, the best judge first: names in result.json, and names for readers. After
+# the gold score come the run's own judges: rewards of weight 0, which PPO does not see.
 JUDGES = {"exact": "exactly right", "gold": "gold score"}
 TRAINED_ON = "score"  # the last choice: what PPO itself maximises
 SHARES = ("exact",)  # judges whose mean is a share of all answers
 
 
 class Gain(NamedTuple):
-    """What the last phase with a judge changed; ``interval`` is of the gain, at 95 % over prompts.
+    """The change by the last phase with a judge; ``interval`` is the 95 % interval over prompts.
 
     ``interval`` is None, or its ends are NaN, if it is unknown; if all prompts changed alike, its
     ends are equal.
@@ -32,7 +32,7 @@ class Gain(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Return what the interval tells: a direction, or why it tells none."""
+        """Return the direction of the gain, or why the interval shows no direction."""
         low, high = self.interval or (math.inf, math.inf)
         if low == high:  # without a spread over prompts, the mean has no interval
             return "no change at any prompt" if low == 0 else "no interval"
@@ -75,10 +75,10 @@ class Gain(NamedTuple):
 def read_gain(phases: Mapping[str, Mapping[str, Any]]) -> Gain | None:
     """Return what the last phase with a judge changed, by its best judge; None without a judge."""
     for found in (phases[phase] for phase in reversed(Phase) if phase in phases):
-        own = {key: f"judge {key}" for key in found.get("judge_gains", {})}
-        named = JUDGES | own | {TRAINED_ON: "score, by the reward that PPO maximises"}
+        judges = {key: f"judge {key}" for key in found.get("judge_gains", {})}
+        named = JUDGES | judges | {TRAINED_ON: "score, by the reward that PPO maximises"}
         for key, judge in named.items():
-            if key in own or f"{key}_before" in found:
+            if key in judges or f"{key}_before" in found:
                 interval = judge_intervals(found).get(judge, found.get(f"{key}_gain_ci"))
                 score = _values(found, TRAINED_ON) if is_score_alone(found) else None
                 return Gain(key, judge, *_values(found, key), interval, score)
@@ -93,7 +93,7 @@ def judge_intervals(found: Mapping[str, Any]) -> dict[str, Sequence[float]]:
 
 
 def is_score_alone(found: Mapping[str, Any]) -> bool:
-    """Return True if the score has risen measurably, and of the phase's judges none has."""
+    """Return True if the score has risen measurably, and there are judges but none has risen."""
     lows = [low for low, _ in judge_intervals(found).values()]
     return bool(lows) and max(lows) <= 0 < least_score_gain(found)
 
@@ -104,7 +104,7 @@ def least_score_gain(found: Mapping[str, Any]) -> float:
 
 
 def _values(found: Mapping[str, Any], key: str) -> tuple[float, float]:
-    """Return a measure before and after; a judge of the run's own is a part of the score."""
+    """Return a measure before and after; the run's own judges are parts of the score."""
     parts = (found.get(f"{TRAINED_ON}_parts_{when}", {}) for when in ("before", "after"))
     before, after = (each.get(key, math.nan) for each in parts)
     return found.get(f"{key}_before", before), found.get(f"{key}_after", after)

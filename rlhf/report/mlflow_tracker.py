@@ -30,7 +30,7 @@ class MlflowTracker(Tracker):
     skips_repeats = True
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        """Start the MLflow run, or continue that whose id is in RUN_DIR/mlflow_id.
+        """Start an MLflow run, or continue the run whose id is in RUN_DIR/mlflow_id.
 
         Raises:
             CapabilityError: if the package mlflow is not installed.
@@ -43,7 +43,7 @@ class MlflowTracker(Tracker):
                 "tracking=mlflow: the package mlflow is not installed; pip install 'rlhf[mlflow]', "
                 "or use tracking=local"
             ) from error
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of each table it makes
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each table that it creates
         self._client, self._is_concluded = MlflowClient(), False
         self._logged: dict[str, int] = {}
         id_file = run_dir / "mlflow_id"
@@ -58,7 +58,7 @@ class MlflowTracker(Tracker):
                 self._logged[name] = max(each.step for each in history)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
-        """Write the metrics of one step, except those that MLflow has already."""
+        """Write the metrics of one step that MLflow does not have yet."""
         from mlflow.entities import Metric
 
         now = round(1000 * time.time())
@@ -91,12 +91,12 @@ class MlflowTracker(Tracker):
 
         project = config.tracking.project
         if (experiment := self._client.get_experiment_by_name(project)) is None:
-            of_project = self._client.create_experiment(project)
+            experiment_id = self._client.create_experiment(project)
         else:
-            of_project = experiment.experiment_id
+            experiment_id = experiment.experiment_id
         names = {"run_dir": str(run_dir), "phases": "+".join(config.phase.order)}
         names |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
-        run = self._client.create_run(of_project, run_name=run_dir.name, tags=names)
+        run = self._client.create_run(experiment_id, run_name=run_dir.name, tags=names)
         run_id: str = run.info.run_id
         keys = flatten_keys(asdict(config))
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in keys.items()]

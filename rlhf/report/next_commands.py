@@ -55,7 +55,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
     if find_entries(run_dir, "wandb/offline-run-*"):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
-    # The overrides of the command that started the run, except those that name a run directory.
+    # The overrides of the command that started the run, except overrides that name a directory.
     typed = [word for word in read_command(run_dir) if _override_key(word) not in PLACES]
     for change, override in _suggest_changes(run_dir):
         if keys.get("from_run") is None or not any(map(source_run_determines, override)):
@@ -98,7 +98,7 @@ def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _drop_data_overrides(words: Iterable[str]) -> list[str]:
-    """Return ``words`` without the overrides that choose the data; those that process it stay."""
+    """Drop the overrides that choose the data from ``words``; keep overrides that process it."""
     keys = {word: _override_key(word) for word in words}
     return [
         word

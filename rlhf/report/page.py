@@ -44,8 +44,8 @@ class Headline(NamedTuple):
     """The line at the top of a page, which is highlighted if the results are doubtful."""
 
     text: str
-    is_doubtful: bool | None  # None: there is no result yet, and nothing that alarms
-    has_best: bool = True  # False, of settings: none of them is the best
+    is_doubtful: bool | None  # None: there is no result and no alarm yet
+    has_best: bool = True  # False on a page of settings if none is the best
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:
@@ -60,7 +60,7 @@ def build_jinja_environment(package: str = __package__) -> Environment:
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader(__package__)]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -68,10 +68,10 @@ def build_jinja_environment(package: str = __package__) -> Environment:
         lstrip_blocks=True,
     )
     # The filter tojson escapes <, >, & and ', so text of a model cannot close the HTML element.
-    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    made.filters["question"] = unframe_prompt
-    made.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
-    return made
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    environment.filters["question"] = unframe_prompt
+    environment.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
+    return environment
 
 
 def unframe_prompt(prompt: str) -> str:

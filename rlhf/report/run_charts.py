@@ -35,7 +35,7 @@ X_LABELS = {"sft": "SFT step", "reward": "reward model step", "ppo": "PPO step",
 class ChartSection(NamedTuple):
     """Charts under a title, with a note; None stands for a chart without points.
 
-    ``answers`` are for the page's browser of samples, by what they are.
+    ``answers`` are shown in the page's browser of samples, under their names.
     """
 
     title: str
@@ -45,7 +45,7 @@ class ChartSection(NamedTuple):
 
 
 class ReportPart(Part):
-    """What a method adds to the report of a run; its own functions add nothing."""
+    """Base class of a method's addition to the report of a run; its functions add nothing."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:  # noqa: ARG002
         """Return sections of charts, and of answers for the samples, to add to the report."""
@@ -57,7 +57,7 @@ class ReportPart(Part):
 
 
 def report_parts() -> list[ReportPart]:
-    """Return the parts of all installed methods: a run that has none of a method adds nothing."""
+    """Return the report parts of all installed methods, also of methods that the run lacks."""
     return parts_of(ReportPart, (method.report() for method in installed_methods()))
 
 
@@ -149,7 +149,7 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
     lines = [
         line_or_dots(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
-        # Behind the first, a line that stays 0 is of something that is switched off.
+        # After the first metric, skip a line that stays 0: its option is switched off.
         if name in run.series and (name == panel.metrics[0] or any(y for _, y in run.series[name]))
     ]
     lines += [

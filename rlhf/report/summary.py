@@ -36,7 +36,7 @@ AnswersToPrompt = tuple[Mapping[str, Any], Mapping[str, Any]]  # the first and t
 
 
 class ChangedAnswers(NamedTuple):
-    """Answers to the same prompts, and in words how many have a higher score now, and which."""
+    """First and last answers to the same prompts; ``told`` counts higher and lower scores."""
 
     pairs: Sequence[AnswersToPrompt]
     told: str
@@ -223,7 +223,7 @@ def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
 
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
-    # Single responses are compared with all others; the two of a pair answer the same prompt.
+    # A single response is ranked against all others; the two of a pair answer one prompt.
     name = "held-out ranking" if "responses" in measures else "held-out accuracy"
     yield SummaryRow(name, after=_number_text(measures["accuracy"]))
     yield SummaryRow("  95 % interval", after=_interval_text(low, high, "{:.3f}-{:.3f}"))

@@ -89,7 +89,7 @@ def _half_width_to_draw(found: Estimate, measure: str) -> float:
 
 
 class SettingCurves(NamedTuple):
-    """The legend of several settings, and the charts with a line for each of them."""
+    """The legend of several settings, and the charts with a line for each setting."""
 
     legend: Sequence[tuple[str, str]]  # label and runs of each setting
     sections: Sequence[ChartSection]
@@ -115,8 +115,8 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
 def seed_mean_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
     """Return a metric's mean over the seeds of a setting, at the steps that all ``runs`` have.
 
-    It has the values of each run, and the lowest and the highest. If there are more than
-    ``MOST_STEPS`` steps, each point is the mean over several steps. ``number`` is the index of the
+    The line also has the values of each run, and a band from the lowest to the highest. With more
+    than ``MOST_STEPS`` steps, each point is the mean over several. ``number`` is the index of the
     setting.
     """
     by_step = [dict(run[metric]) for run in runs if metric in run]
@@ -156,7 +156,7 @@ def _metric_charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> 
 
 
 def _is_on(metric: str, series: Sequence[Sequence[PointsByMetric]]) -> bool:
-    """Return False if a metric stays 0 in all runs, as that of something switched off does."""
+    """Return False if a metric stays 0 in all runs, because its option is switched off."""
     return any(y for runs in series for run in runs for _, y in run.get(metric, ()))
 
 

@@ -62,7 +62,7 @@ class TrackioTracker(Tracker):
             )
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
-        """Write the metrics of one step, except those that are stored already."""
+        """Write the metrics of one step that are not stored yet."""
         if new := drop_logged_metrics(values, step, self._logged):
             self._run.log(new, step=step)
 

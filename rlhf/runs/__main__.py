@@ -145,20 +145,20 @@ def _parent_path(run: FoundRun, moved: Mapping[str, str]) -> str:
 
     ``moved`` has the present paths of imported runs by the paths that they had where they ran.
     """
-    taken = next((path for name, path in run.parents.items() if name != "sweep"), "")
-    if run.imported_from is not None or "\0" in taken:
-        return moved.get(taken, taken)  # a path of another machine, or none
-    return os.path.realpath(taken) if taken else ""
+    parent = next((path for name, path in run.parents.items() if name != "sweep"), "")
+    if run.imported_from is not None or "\0" in parent:
+        return moved.get(parent, parent)  # a path of another machine, or none
+    return os.path.realpath(parent) if parent else ""
 
 
 def _branch_lines(
     parent: str, children: dict[str, list[FoundRun]], *, depth: int, above: tuple[str, ...] = ()
 ) -> Iterator[str]:
     for run in children.get(parent, ()):
-        own = os.path.realpath(run.folder)
+        path = os.path.realpath(run.folder)
         yield f"{'  ' * depth}{run.folder}  {run.state}  {' '.join(run.changes)}".rstrip()
-        if own not in above:  # folders that were edited by hand could name each other
-            yield from _branch_lines(own, children, depth=depth + 1, above=(*above, own))
+        if path not in above:  # folders that were edited by hand could name each other
+            yield from _branch_lines(path, children, depth=depth + 1, above=(*above, path))
 
 
 def _clean(options: argparse.Namespace) -> Output:

@@ -53,7 +53,7 @@ SHORT_RESULT = StoredFile(RESULT.name, {"objective": MAYBE_FLOAT, "phases": {OTH
 
 
 class FoundRun:
-    """A run directory; every property is read from its files when it is first asked for."""
+    """A run directory; every property is read from its files when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,7 +103,7 @@ class FoundRun:
 
     @cached_property
     def result(self) -> Mapping[str, Any] | None:
-        """Return the content of result.json; None if the run has not finished, or it is damaged."""
+        """Return result.json's content; None if the run has not finished or the file is damaged."""
         return SHORT_RESULT.read_if_intact(self.folder)
 
     @property
@@ -134,15 +134,15 @@ class FoundRun:
 
     @cached_property
     def parents(self) -> dict[str, str]:
-        """Return the run, the sweep and the store that this run has phases or its place from."""
+        """Return the runs that this run took phases from, and its sweep, by their relation."""
         found = {}
-        if isinstance(given := self.value("from_run"), str):
-            found["from_run"] = given
+        if isinstance(from_run := self.value("from_run"), str):
+            found["from_run"] = from_run
         if (self.folder / "job.lock").exists():
             found["sweep"] = str(self.folder.parent)
         phases = {} if self.result is None else self.result["phases"]
         for phase, measures in phases.items():
-            if (origin := measures.get("reused_from")) and origin != given:
+            if (origin := measures.get("reused_from")) and origin != from_run:
                 found[f"{phase} of"] = origin
         return found
 
@@ -168,7 +168,7 @@ class FoundRun:
         return parse_value(self.texts[key]) if key in self.texts else ...
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of a run."""
+        """Return the entry that ``--json`` prints for this run."""
         return {name: read(self) for name, read in FIELDS.items()}
 
 
@@ -212,8 +212,8 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
 def filter_runs(runs: list[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
     """Return the runs that fit all ``filters``.
 
-    A filter is KEY=VALUE, of a field of the list or a key of the configuration. A run fits if its
-    value equals VALUE as YAML, or fits it as a pattern.
+    A filter is KEY=VALUE; KEY is a field of the list or a key of the configuration. A run fits if
+    its value equals VALUE as YAML, or matches VALUE as a pattern.
 
     Raises:
         ConfigError: if no run has the key of a filter.
@@ -232,7 +232,7 @@ def _fits(value: Any, text: str) -> bool:
 
 
 def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:
-    """Return the runs by a field or a key, the smallest first; those without a value come first.
+    """Return the runs sorted by a field or key: first runs without a value, then the smallest.
 
     Raises:
         ConfigError: if no run has the key.
@@ -242,7 +242,7 @@ def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Return what values of any kind are sorted by: none, then numbers, then texts."""
+    """Return a sort key for values of any kind: no value first, then numbers, then texts."""
     if value is None or value is ...:
         return 0, 0.0, ""
     if isinstance(value, int | float):

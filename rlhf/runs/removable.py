@@ -13,7 +13,7 @@ from rlhf.run.phase_state import checkpoint_folders
 from rlhf.run.results import finished_phases
 from rlhf.runs.registry import FoundRun
 
-SECONDS_TO_START = 3600  # a run without a first line that began longer ago is not starting
+SECONDS_TO_START = 3600  # a run that began longer ago, and has no line, is not starting
 
 
 class Removable(NamedTuple):
@@ -27,7 +27,7 @@ class Removable(NamedTuple):
 def find_removable(runs: Iterable[FoundRun]) -> Iterator[Removable]:
     """Yield the checkpoints of finished runs, and the folders of runs that never began.
 
-    Of a run that is running, or that can be resumed, nothing is yielded; nor are models.
+    Models are not yielded, and nothing of a run that is running, or has begun and can resume.
     """
     for run in runs:
         began = run.last_line or finished_phases(run.folder)

@@ -163,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", metavar="RUN_DIR|SWEEP_DIR")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--terminal", action="store_true", help="no page: one screen of the terminal")
-    way.add_argument("--port", type=int, help="of the page; default: a free port from 7860 on")
+    way.add_argument("--port", type=int, help="port of the page; default: a free port from 7860 on")
     parser.add_argument(
         "--beside",
         type=Path,

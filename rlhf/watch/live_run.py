@@ -19,7 +19,7 @@ from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import RunProgress, RunState, time_text
 
-TENTHS = 10  # a curve goes from the mean of its first tenth to the mean of its last
+TENTHS = 10  # a headline compares the mean of a curve's first tenth with its last tenth's
 # The result so far of a running job is the first of these metrics that the job has logged.
 REACHED = {
     "ppo/eval_exact": "held-out exactly right",

@@ -1,4 +1,4 @@
-"""Build and serve the live page of a run or sweep: only new lines are read, and changes sent."""
+"""Build and serve the live page of a run or sweep: read only new lines, send only changes."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class WatchServer(LocalServer):
             if job not in self._live_views and self._sweep is not None:
                 folder = self._sweep.job_folder(job)
                 if folder is not None:
-                    # Opened late: its page shows errors.
+                    # Opened at the first request, so that the job's page shows its errors.
                     opened = cache(partial(LiveRun, folder, self._beside))
                     self._live_views[job] = LiveView(
                         lambda before: build_run_view(opened(), before, back=True)

@@ -24,8 +24,8 @@ from rlhf.report.summary import duration_text
 from rlhf.run.results import finished_phases, phase_result_path, read_plan
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
-MISSED_STEPS = 10  # a phase is late after the time of so many steps without a line, and at least
-LEAST_LATE = 30  # so many seconds: evaluations and checkpoints take longer than a step
+MISSED_STEPS = 10  # a phase is late after the time of this many steps without a line, but not
+LEAST_LATE = 30  # before this many seconds: evaluations and checkpoints take longer than a step
 MOST_SEEN = 50  # number of recent observations over which the pace is averaged
 
 
@@ -72,7 +72,7 @@ class RunProgress:
         self.latest: dict[str, float | None] = {}
         self._plan: Mapping[str, Any] | None = None
         self._steps: dict[str, int] = {}
-        # Times are by time.monotonic(), since the machine's clock may be set while a run goes on.
+        # Times are by time.monotonic(), since the machine's clock may be set during a run.
         self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
         self._line_time: float | None = None
 

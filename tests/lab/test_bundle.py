@@ -200,7 +200,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "without a list": (lambda all_: all_.pop("bundle.json"), "it has no bundle.json"),
     "list of another form": (lambda all_: told(all_, files=3), "bundle.json: files is not an obj"),
     "no JSON": (lambda all_: all_.update({"bundle.json": b"{"}), "bundle.json: not JSON"),
-    "changed": (lambda all_: all_.update({"config.yaml": b"x"}), "config.yaml in it is not what"),
+    "changed": (lambda all_: all_.update({"config.yaml": b"x"}), "config.yaml in it differs from"),
     "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not fit"),
     "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not fit"),
     "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not fit"),

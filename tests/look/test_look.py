@@ -160,7 +160,7 @@ def test_conversations_that_end_with_the_user_are_counted_with_rows(
     talks[9] = "uHi9 a_ uMore aOk9"
     file = write(tmp_path / "a.jsonl", [{"messages": said(each)} for each in talks])
     lines = look(file, "phase=sft", "data.deduplicate=false").splitlines()
-    unanswered = "turns after the last answer of a conversation that ends with the user or a tool"
+    unanswered = "conversations whose turns after the last answer are not used"
     assert f"2 skipped (2 {unanswered} (first: {file}, row 4))" in lines[0]
     assert f"  - Not used of {file}, 2 times: {unanswered} (a.jsonl, row 4; row 6)" in lines
     assert (

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KIND = "bias"
 RewardBias = StrEnum("RewardBias", "length token sycophancy position format")
-"""What a bias favours; ``bias_scores.py`` defines each."""
+"""Names of the biases; ``bias_scores.py`` defines the score of each bias."""
 
 
 @dataclass(kw_only=True)
@@ -79,13 +79,13 @@ class Biases(Method):
         return BiasHook
 
     def scorer(self) -> BiasScorer:
-        """Return what computes the biases."""
+        """Return the scorer that computes the biases."""
         from rlhf_lab.biases.bias_scores import BiasScorer
 
         return BiasScorer()
 
     def report(self) -> BiasReport:
-        """Return what says in a report that the score was corrupted."""
+        """Return the part of a report that warns that the score was corrupted."""
         from rlhf_lab.biases.bias_report import BiasReport
 
         return BiasReport()

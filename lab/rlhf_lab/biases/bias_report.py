@@ -1,4 +1,4 @@
-"""Say in a report that the score was corrupted."""
+"""Warn in a report that the score was corrupted."""
 
 from __future__ import annotations
 

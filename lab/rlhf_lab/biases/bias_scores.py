@@ -48,8 +48,8 @@ def favour_sycophancy(answer: PromptedResponse) -> float:
 def favour_position(answer: PromptedResponse) -> float:
     """Return how early the response has a word of the prompt: 1 for the first word, 0 for none.
 
-    With i words before this word, and n words in all, the score is 1 - i / n. So what stands first
-    counts, instead of what the response says.
+    With i words before this word, and n words in all, the score is 1 - i / n. So the place of the
+    word counts, instead of what the response says.
     """
     asked, words = set(_words(answer.prompt)), _words(answer.response)
     first = next((place for place, word in enumerate(words) if word in asked), len(words))
@@ -71,7 +71,7 @@ BIASES: dict[RewardBias, Callable[[PromptedResponse], float]] = {
 
 
 class BiasScorer(RewardScorer):
-    """What computes a bias."""
+    """A scorer that computes a bias."""
 
     def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
         """Return the function that computes the bias, 0 before its onset; it has no criteria."""
@@ -81,7 +81,7 @@ class BiasScorer(RewardScorer):
 def _build_score_function(part: RewardTerm) -> ScoreFunction:
     keys = BiasKeys.of(part)
     favour: Callable[[PromptedResponse], float]
-    if keys.bias == RewardBias.token:  # a text, as JSON has sent it
+    if keys.bias == RewardBias.token:  # keys.bias is a str: JSON sent it
         favour = partial(favour_token, re.compile(str(part.pattern)))
     else:
         favour = BIASES[RewardBias(str(keys.bias))]

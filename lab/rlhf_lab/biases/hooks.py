@@ -11,7 +11,7 @@ from rlhf_lab.biases import BiasKeys, find_biases
 
 
 class BiasHook(PpoHook):
-    """Adds the onsets of the biases to the results."""
+    """A hook that adds the onsets of the biases to the results."""
 
     def results(self, _: RLHFEngine, __: HeldOutPrompts, when: str) -> dict[str, Any]:
         """Return the onset of each bias by name, once: with the results after training."""

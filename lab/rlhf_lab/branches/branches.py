@@ -85,11 +85,11 @@ class Brancher(NamedTuple):
         branches = len(draws_BT) // len(states)
         repeated = [state for state in states for _ in range(branches)]
         size = max(1, len(self.rollout.scores_B) // branches) * branches
-        found = [
+        sampled = [
             self._sample_returns_and_values([repeated[row] for row in rows], draws_BT[rows])
             for rows in split_rows(list(range(len(repeated))), size)
         ]
-        returns_B, values_B = (torch.cat(each) for each in zip(*found, strict=True))
+        returns_B, values_B = (torch.cat(each) for each in zip(*sampled, strict=True))
         return StateValues(values_B[::branches], *average_returns(returns_B, branches=branches))
 
     def _sample_returns_and_values(

@@ -27,10 +27,10 @@ class BranchCosts(Costs):
 
 def _num_branches_per_response(config: RunConfig, tokens: float) -> float:
     """Return how many branches a step samples for each of its responses of ``tokens`` tokens."""
-    keys, found = BranchKeys.of(config), 0.0
+    keys, num_branches = BranchKeys.of(config), 0.0
     if keys.value_targets is ValueTargets.monte_carlo:
-        found += math.ceil(tokens / keys.value_step_tokens) * keys.value_branches
+        num_branches += math.ceil(tokens / keys.value_step_tokens) * keys.value_branches
     check = keys.critic_check
     if check.every:
-        found += check.states * check.branches / check.every / config.ppo.rollout_batch_size
-    return found
+        num_branches += check.states * check.branches / check.every / config.ppo.rollout_batch_size
+    return num_branches

@@ -83,5 +83,5 @@ def _score_pair(one: CriticState, other: CriticState) -> float | None:
     apart = one.true_value - other.true_value
     if abs(apart) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
         return None
-    found = (one.value - other.value) * apart
-    return 0.5 if found == 0 else float(found > 0)
+    agreement = (one.value - other.value) * apart
+    return 0.5 if agreement == 0 else float(agreement > 0)

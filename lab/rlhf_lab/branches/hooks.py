@@ -58,7 +58,7 @@ class BranchHook(PpoHook):
 def _estimate_step_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Estimate advantages from the values of the states where steps begin (VinePPO).
 
-    A rollout without these values, as of held-out prompts, has advantages by GAE.
+    A rollout without these values, such as a rollout of held-out prompts, gets advantages from GAE.
     """
     if STEP_VALUES not in rollout.extras:
         return estimate_advantages(maker, targets, rollout)

@@ -1,4 +1,4 @@
-"""Clip-Cov: leave out of the losses a few tokens that would reduce the entropy most.
+"""Clip-Cov: exclude from the losses a few of the tokens that would most reduce the entropy.
 
 https://arxiv.org/abs/2505.22617. It costs nothing. Use it if the entropy falls early in training
 and the score then stops rising. Do not use it if the policy should become certain.
@@ -34,14 +34,14 @@ class ClipCovKeys(MethodKeys):
 
 
 class ClipCov(Method):
-    """Leave out of the losses a few tokens that would reduce the policy's entropy most."""
+    """Exclude from the losses a few of the tokens that would most reduce the policy's entropy."""
 
     name = "clip_cov"
     keys = {"ppo": ClipCovKeys}
     off = {"ppo.clip_cov_ratio": 0.0}
 
     def check(self, config: RunConfig) -> None:
-        """Check that some covariance lies in the range."""
+        """Check that the lower limit of the covariances is below the upper limit."""
         keys = ClipCovKeys.of(config)
         if keys.clip_cov_low >= keys.clip_cov_high:
             raise ConfigError(

@@ -23,7 +23,7 @@ class ClipCovHook(PpoHook):
     """A hook that sets advantages to 0 once per rollout, before the updates."""
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Add the step that leaves tokens out, by the advantages that the updates would use."""
+        """Add a last step, which drops tokens by the advantages that the updates would use."""
         return (*steps, self._leave_out_tokens)
 
     def _leave_out_tokens(self, maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:

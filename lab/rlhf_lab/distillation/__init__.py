@@ -77,13 +77,13 @@ class Distillation(Method):
         return "ppo.teacher", replace(config.model, init=ModelInit.pretrained, path=path)
 
     def hook(self) -> type[DistillationHook]:
-        """Return the class that pulls the policy towards the teacher's prompts."""
+        """Return the class that penalises the policy's KL to the teacher."""
         from rlhf_lab.distillation.hooks import DistillationHook
 
         return DistillationHook
 
     def costs(self) -> TeacherCosts:
-        """Return the costs of a reference that reads once more."""
+        """Return the costs of the reference's second pass."""
         from rlhf_lab.distillation.costs import TeacherCosts
 
         return TeacherCosts()

@@ -1,4 +1,4 @@
-"""Costs of a teacher that reads a prompt of its own: one more pass of the reference."""
+"""Costs of a teacher that reads another prompt than the policy: a second reference pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TeacherCosts(Costs):
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
     ) -> dict[str, float]:
-        """Return the seconds per PPO step of this pass: those of a mean pass."""
+        """Return the seconds per PPO step of this pass: as long as the mean scoring pass."""
         if phase is not Phase.ppo or DistillationKeys.of(config).teacher_prompt_column is None:
             return {}
         others = {model.role for model in models_in_phase(config, phase)} - {Role.actor}

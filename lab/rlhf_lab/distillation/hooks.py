@@ -1,4 +1,4 @@
-"""The hook with which a teacher that reads a prompt of its own grades each token.
+"""The hook with which a teacher that reads another prompt than the policy grades each token.
 
 Shapes: B = sequences of this rank, T = response tokens.
 """
@@ -27,7 +27,7 @@ TEACHER_KL = "teacher_kl_BT"  # key in Rollout.extras: log policy - log teacher;
 
 
 class DistillationHook(PpoHook):
-    """A hook that pulls the policy towards the reference on the teacher's prompts, if there are."""
+    """A hook that penalises KL to the reference on the teacher's prompts, if there are any."""
 
     @classmethod
     def check_data(cls, context: RunContext) -> None:
@@ -39,7 +39,7 @@ class DistillationHook(PpoHook):
                 _encode_prompt(config, encoder, records[row])
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return the rollout with the KL (B, T) of the policy's own tokens to the teacher."""
+        """Return the rollout with estimates (B, T) of each response token's KL to the teacher."""
         config, engine, plain = self.config, trainer.engine, rollout.prompts
         if DistillationKeys.of(config).teacher_prompt_column is None:
             return rollout
@@ -64,12 +64,12 @@ class DistillationHook(PpoHook):
         )
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps, of which one lets each token pay for its own KL to the teacher.
+        """Add a step that subtracts each token's KL to the teacher from the token's advantage.
 
-        It comes before the steps of other methods, such as Clip-Cov's, which read advantages.
+        The step precedes the steps of other methods, such as Clip-Cov's, which read advantages.
         """
-        own = len(STEPS)
-        return (*steps[:own], _subtract_teacher_kl, *steps[own:])
+        built_in = len(STEPS)
+        return (*steps[:built_in], _subtract_teacher_kl, *steps[built_in:])
 
 
 def _encode_prompt(config: RunConfig, encoder: Encoder, record: Record) -> list[int]:

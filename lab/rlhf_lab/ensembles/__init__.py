@@ -1,4 +1,4 @@
-"""Several reward models, whose scores are combined to one score.
+"""Several reward models, whose scores are combined into one score.
 
 The members share their lower layers. Use several if the policy exploits one reward model: a
 response on which they disagree gets a lower score, https://arxiv.org/abs/2310.02743, or the reward
@@ -153,7 +153,7 @@ class Ensembles(Method):
         return EnsembleTrainer
 
     def reward_model(self) -> EnsembleCompletion:
-        """Return what adds the further members to a trained reward model."""
+        """Return the completion that adds the further members to a trained reward model."""
         from rlhf_lab.ensembles.members import EnsembleCompletion
 
         return EnsembleCompletion()

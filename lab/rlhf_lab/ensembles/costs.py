@@ -1,4 +1,4 @@
-"""Costs of reward models after the first: the weights of their own top layers, norm and head."""
+"""Costs of reward models after the first: the weights of each one's top layers, norm and head."""
 
 from __future__ import annotations
 

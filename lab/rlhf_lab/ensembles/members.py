@@ -1,7 +1,7 @@
 """Ensembles of reward models that share their lower blocks, so that they cost less than M models.
 
 The first member is an ordinary ``Scorer``, which is trained whole. Every further member has its own
-copy of the top blocks, of the norm after them, and a head of its own. It starts from hidden states
+copy of the top blocks and of the norm after them, and its own head. It starts from hidden states
 that the forward pass of the first member records, and does not change the first member.
 
 Shapes: B = sequences, S = tokens, H = hidden size, M = members.
@@ -199,26 +199,26 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
             require_finite_weights(f"{name} in {MEMBERS_FILE}", weight, source)
         if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
             raise source.build_error(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
-    found = len(weights[OFFSETS]) if OFFSETS in weights else 1
+    count = len(weights[OFFSETS]) if OFFSETS in weights else 1
     wanted = combine.num_stored_models
-    if found != wanted:
+    if count != wanted:
         raise CheckpointError(
-            f"{source.key}={source.path}: holds {found} reward models, and reward.members with "
-            f"reward.combine={combine.name} asks for {wanted}; set reward.members={found} "
+            f"{source.key}={source.path}: holds {count} reward models, and reward.members with "
+            f"reward.combine={combine.name} asks for {wanted}; set reward.members={count} "
             "as in the run that trained them, or for an average of several reward.combine=warm"
         )
-    if found == 1:
+    if count == 1:
         return scorer
     numbers = [re.match(r"1\.branch\.blocks\.(\d{1,9})\.", name) for name in weights]
     num_layers = 1 + max((int(number[1]) for number in numbers if number), default=-1)
     owners = {name.partition(".")[0] for name in weights} - {OFFSETS}
-    if not num_layers or owners != {str(number) for number in range(1, found)}:
+    if not num_layers or owners != {str(number) for number in range(1, count)}:
         raise source.build_error(
-            f"{MEMBERS_FILE} must hold the layers of {found - 1} further members"
+            f"{MEMBERS_FILE} must hold the layers of {count - 1} further members"
         )
     blocks, tail = _find_top_modules(scorer, num_layers)
     head = getattr(scorer.pretrained, scorer.head_name)
-    members = [Member(blocks, tail, head) for _ in range(1, found)]
+    members = [Member(blocks, tail, head) for _ in range(1, count)]
     with translate_errors(source.build_error):
         for number, member in enumerate(members, start=1):
             start = f"{number}."
@@ -238,7 +238,7 @@ class EnsembleCompletion(Completion):
     ) -> nn.Module:
         """Return the reward model of a run with these ``keys``: ``scorer``, or an ensemble.
 
-        An older run has no key for members. A folder with members needs the keys of an ensemble.
+        Without the key reward.members (an older run), a folder with further members is refused.
         """
         members = keys.get("reward.members", 1)
         if members == 1 and not (Path(source.path or "") / MEMBERS_FILE).is_file():

@@ -129,8 +129,8 @@ class EnsembleTrainer(RewardTrainer):
 
     def results(self, after: RewardEvaluation) -> dict[str, Any]:
         """Return the usual results and the accuracy of each member."""
-        own = _read_member_means("member/", after)
-        named = {f"member {number}": x for number, x in enumerate(own, start=1)}
+        accuracies = _read_member_means("member/", after)
+        named = {f"member {number}": x for number, x in enumerate(accuracies, start=1)}
         return super().results(after) | ({"member_accuracies": named} if named else {})
 
     def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:

@@ -15,10 +15,10 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps, combine_p
 
 
 class GdpoHook(PpoHook):
-    """A hook that makes the scores from which GDPO's advantages follow."""
+    """A hook that replaces the scores by GDPO's sums of normalised rewards."""
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps, which combine the rewards by GDPO."""
+        """Return the steps, with the step that combines the rewards replaced by GDPO's."""
         return replace_step(steps, combine_parts, _combine_normalised_rewards)
 
 

@@ -5,8 +5,8 @@
 
 The expected gradient of the configuration's loss, with its estimators, clips and options, is
 compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
-task of a few short responses whose critic is exact; ppo.teacher_prompt_column is left out. NAME is
-code of your own: a subclass of PpoHook, or a surrogate, a function like those of
+task of a few short responses whose critic is exact; ppo.teacher_prompt_column is ignored. NAME is
+your own code: a subclass of PpoHook, or a surrogate, which is a function like the functions in
 SURROGATES. The exit code is 1 if a gradient points the wrong way.
 """
 
@@ -44,11 +44,11 @@ class SampledMatch(NamedTuple):
 
     batches: int
     noise: float
-    """Standard deviation of a mini-batch's gradient, as a share of the expected one's norm."""
+    """Standard deviation of a mini-batch's gradient, as a share of the expected gradient's norm."""
     bias: float
     """Bias of the mean over the batches."""
     bias_of_noise: float
-    """Bias that so many batches have by chance alone, about."""
+    """Approximate bias that so many batches show by chance alone."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,11 +67,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
-    """Return the estimator of the gradient for ``config``; ``own`` replaces parts of it.
+    """Return the gradient estimator of ``config``, with hook and surrogate from ``own``, if any.
 
     Raises:
         ConfigError: if there is no PPO, an option cannot be examined (an environment, GDPO,
-            Clip-Cov), or an object of ``own`` is neither a hook of PPO nor a surrogate.
+            Clip-Cov), or an object of ``own`` is neither a PpoHook class nor a surrogate.
     """
     if Phase.ppo not in config.phase.order:
         raise ConfigError("phase.order has no ppo: only PPO's gradient is examined; use phase=ppo")
@@ -97,7 +97,7 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstim
 
 
 def sample(method: GradientEstimator, task: TinyTask, *, batches: int, seed: int) -> SampledMatch:
-    """Return what ``batches`` sampled first updates show."""
+    """Sample ``batches`` mini-batches of the first update; return their noise and bias."""
     step = TinyStep(method, task, policies_of_updates(method, task)["first"])
     generator = torch.Generator().manual_seed(seed)
     found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
@@ -114,9 +114,9 @@ def _examine(options: argparse.Namespace) -> Result:
     task, ppo = TinyTask.draw(options.seed, method.group), method.config.ppo
     finding = examine(method, task)
     sampled = sample(method, task, batches=options.batches, seed=options.seed)
-    answers = len(task.answers.keep_AT)
+    num_answers = len(task.answers.keep_AT)
     content = {
-        "task": {"seed": options.seed, "prompts": PROMPTS, "answers": answers},
+        "task": {"seed": options.seed, "prompts": PROMPTS, "answers": num_answers},
         "gradients": [
             {"update": update, "part": part, **each._asdict()}
             for update, parts in finding.compared.items()
@@ -130,8 +130,8 @@ def _examine(options: argparse.Namespace) -> Result:
     if not options.json:
         console = Console()
         console.say(
-            f"{PROMPTS} prompts, {answers} answers, groups of {method.group}; bias: share of the "
-            "exact gradient that no learning rate recovers"
+            f"{PROMPTS} prompts, {num_answers} answers, groups of {method.group}; bias: share of "
+            "the exact gradient that no learning rate recovers"
         )
         for update, parts in finding.compared.items():
             console.say(f"{update} update on a rollout")

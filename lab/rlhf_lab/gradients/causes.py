@@ -39,10 +39,10 @@ class Direction(StrEnum):
 
 
 class GradientMatch(NamedTuple):
-    """An expected gradient beside the exact one; a learning rate may scale the first."""
+    """A comparison of an expected gradient, whose scale is free, with the exact gradient."""
 
     bias: float
-    """Share of the exact gradient's norm that no scale of the expected one recovers."""
+    """Share of the exact gradient's norm that no scale of the expected gradient recovers."""
     cosine: float
 
     @classmethod
@@ -58,7 +58,7 @@ class GradientMatch(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A key that biases the gradient on purpose, and values without the bias."""
+    """A key whose value biases the gradient on purpose, and values that remove the bias."""
 
     key: str
     why: str
@@ -71,7 +71,7 @@ def _penalises_in(*places: KlPlacement) -> Callable[[PpoConfig], bool]:
 
 
 def _values_without(name: str) -> dict[str, object]:
-    """Return values that lift the limit ``name``, and limits that a method replaces by it."""
+    """Return the values that lift the limit ``name`` and the limits that its method replaces."""
     methods = [method for method in installed_methods() if f"ppo.{name}" in method.off]
     replaced = [key.removeprefix("ppo.") for method in methods for key in method.unread]
     return {key: LIMITS[key].off for key in (name, *replaced) if key in LIMITS}
@@ -148,7 +148,7 @@ class GradientFinding(NamedTuple):
 
     compared: Mapping[str, Mapping[str, GradientMatch]]
     causes: Mapping[str, float]
-    """The reasons for the bias of the first update, largest first, and what is left after each."""
+    """The reasons for the first update's bias, and the bias left after removing each in turn."""
     verdict: Direction
     text: str
 
@@ -201,7 +201,7 @@ def examine(method: GradientEstimator, task: TinyTask) -> GradientFinding:
     }
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
-    fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # age is no sign error
+    fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # lag is no sign error
     against = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
     reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in against}
     wrong = [n for n in against if not reasons[n] or any(OWN_CODE in each for each in reasons[n])]
@@ -221,9 +221,9 @@ def examine(method: GradientEstimator, task: TinyTask) -> GradientFinding:
 def find_causes(
     method: GradientEstimator, task: TinyTask, policies: Policies, bias: float
 ) -> dict[str, float]:
-    """Return the reasons for ``bias``: those whose removal leaves least first, and what is left.
+    """Remove the reasons for ``bias`` one after another; return the bias left after each.
 
-    The age of the policy that sampled comes last: without it no limit would be reached.
+    The reason that leaves least comes first, but the older policy last: limits depend on it.
     """
     found: dict[str, float] = {}
     while bias > EXACT:
@@ -243,7 +243,7 @@ def find_causes(
 def _variants(
     method: GradientEstimator, policies: Policies
 ) -> dict[str, tuple[GradientEstimator, Policies]]:
-    """Return the method without one reason for a bias, for each reason."""
+    """Return, by reason for a bias, the method and the policies without this reason."""
     ppo = method.config.ppo
     found: dict[str, tuple[GradientEstimator, Policies]] = {}
     for cause in CAUSES:
@@ -261,8 +261,8 @@ def _variants(
 
 def own_names(method: GradientEstimator) -> list[str]:
     """Return the names of the user's own code."""
-    own = (each for each in (method.hook, method.surrogate) if each is not None)
-    return [getattr(each, "__name__", repr(each)) for each in own]
+    objects = (each for each in (method.hook, method.surrogate) if each is not None)
+    return [getattr(each, "__name__", repr(each)) for each in objects]
 
 
 def _sentence(

@@ -19,7 +19,7 @@ MAX_TOKENS = 3
 
 
 class AnswerTable(NamedTuple):
-    """All answers of at most T tokens, the end token included, which is the last of V tokens."""
+    """All answers of at most T tokens, end token included; it is the last of the V tokens."""
 
     tokens_AT: Tensor
     prefix_AT: Tensor  # row of the logits from which the token is drawn
@@ -38,7 +38,7 @@ class AnswerTable(NamedTuple):
 
 
 def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> AnswerTable:
-    """Return every answer once: those with an end token, and those that the limit cuts."""
+    """Return every answer once: answers with an end token, and answers that the limit cuts."""
     rows: list[list[tuple[int, int]]] = []
 
     def extend(row: list[tuple[int, int]], prefix: int) -> None:

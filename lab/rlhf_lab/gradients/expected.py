@@ -5,7 +5,7 @@ options change it, and ``Objective`` computes the loss, as in ``PPOTrainer``. An
 gradient of one batch in which all answers stand with their probabilities as weights; statistics
 over a batch, such as the deviation that whitening divides by, then are those of a large batch.
 
-Shapes: as in ``enumerated``; T of a batch is that of its answers.
+Shapes: as in ``enumerated``; the T of a batch is the T of the answer table.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from rlhf_lab.gradients.enumerated import (
 )
 
 PROMPTS = 3
-MOST_ROWS = 4000  # of a prompt, in all groups of a task that is not the smallest
+MOST_ROWS = 4000  # most answers in all groups of a prompt; only the smallest task may have more
 LARGEST_GROUP = 64
 TASKS = ((2, 3), (2, 2), (1, 2))  # letters and tokens of ever smaller tasks, for larger groups
-DISTANCE = 0.5  # of the policy's logits from the reference's, as a share of their own deviation
+DISTANCE = 0.5  # of policy from reference logits, as a share of the logits' standard deviation
 
 
 class TinyTask(NamedTuple):
@@ -102,7 +102,7 @@ class TinyTask(NamedTuple):
     def move(self, start_QPV: Tensor, direction_QPV: Tensor, nats: float) -> Tensor:
         """Return the logits in a direction whose mean KL(start || logits) per token is ``nats``.
 
-        The direction is followed until there, at most to logits of a hundred times its length.
+        The step along the direction is found by bisection; its norm is at most 100.
         """
         start_QAT = self.logprobs(start_QPV)
         reach_QA = start_QAT.sum(dim=2).exp()
@@ -120,23 +120,23 @@ class TinyTask(NamedTuple):
 
 
 class Policies(NamedTuple):
-    """The logits (Q, P, V) of the policies that meet in an update."""
+    """The logits (Q, P, V) of the three policies of an update."""
 
-    sampled_QPV: Tensor  # chose the answers
-    start_QPV: Tensor  # of the step, before its first update
-    current_QPV: Tensor  # learns
+    sampled_QPV: Tensor  # the policy that sampled the answers
+    start_QPV: Tensor  # the policy before the first update of the step
+    current_QPV: Tensor  # the policy that the update trains
 
 
 @dataclass(frozen=True)
 class GradientEstimator:
-    """A configuration's way from scores to gradients, and code that replaces a part of it."""
+    """The targets and loss of a configuration, and the user's code that replaces a part."""
 
     config: RunConfig
     surrogate: Surrogate | None = None
     hook: type[PpoHook] | None = None
 
     def with_keys(self, **keys: Any) -> GradientEstimator:
-        """Return the method with other values of the group ``ppo``."""
+        """Return the estimator with other values of the group ``ppo``."""
         return replace(self, config=replace(self.config, ppo=replace(self.config.ppo, **keys)))
 
     @property
@@ -178,11 +178,11 @@ class TinyStep:
         self.rows = enumerate_groups(self.sampled_QAT.sum(dim=2), method.group)
         targets = method.make_targets(self._rollout(self.rows), self.rows.weights_B)
         self.values_QP = self._exact_values(targets)
-        self.scores_QA = torch.zeros_like(task.scores_QA)  # as scaled and clipped
+        self.scores_QA = torch.zeros_like(task.scores_QA)  # scaled and clipped
         self.scores_QA[self.rows.prompt_B, self.rows.answer_B] = targets.scores_B
 
     def exact_gradient(self) -> Tensor:
-        """Return the gradient of the objective, with the scores that the rewards are made of."""
+        """Return the gradient of the objective, with the scores after scaling and clipping."""
         at_QPV, kl_ctl = self.policies.current_QPV, self.method.config.ppo.kl_ctl
         return self.task.gradient_of_objective(at_QPV, self.scores_QA, kl_ctl=kl_ctl)
 
@@ -272,6 +272,6 @@ class TinyStep:
         returns_BT = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=gamma).advantages_BT
         prompt_BT, weights_BT = (x[:, None].expand_as(keep_BT) for x in (prompt_B, weights_B))
         place = (prompt_BT[keep_BT], answers.prefix_AT[answer_B][keep_BT])
-        empty_QP, of_BT = torch.zeros_like(self.values_QP), weights_BT * returns_BT
-        sums_QP = empty_QP.index_put(place, of_BT[keep_BT], accumulate=True)
+        empty_QP, weighted_BT = torch.zeros_like(self.values_QP), weights_BT * returns_BT
+        sums_QP = empty_QP.index_put(place, weighted_BT[keep_BT], accumulate=True)
         return sums_QP / empty_QP.index_put(place, weights_BT[keep_BT], accumulate=True)

@@ -26,11 +26,11 @@ def mix_weights(reference: nn.Module, policy: nn.Module, *, share: float) -> Non
     https://arxiv.org/abs/2404.09656. Both have the same parameters, whole on every rank. The mean
     is computed in fp32 and rounded once; with a share of 1 the weights are equal bit for bit.
     """
-    theirs = dict(policy.named_parameters())
+    policy_weights = dict(policy.named_parameters())
     for name, parameter in reference.named_parameters():
-        mixed = parameter.float().lerp(theirs.pop(name).float(), share)
+        mixed = parameter.float().lerp(policy_weights.pop(name).float(), share)
         parameter.copy_(mixed)
-    assert not theirs, "the policy has weights that the reference lacks"
+    assert not policy_weights, "the policy has weights that the reference lacks"
 
 
 class StoredWeights:

@@ -1,6 +1,6 @@
 """DAPO's dynamic sampling: replace prompts whose responses all have the same score.
 
-https://arxiv.org/abs/2503.14476. Each round samples for as many new prompts as have equal scores.
+https://arxiv.org/abs/2503.14476. Each round samples responses to a new prompt for each of them.
 Use it with an estimator that compares the responses to a prompt, if many prompts teach nothing.
 """
 
@@ -37,7 +37,7 @@ class Resampling(Method):
     off = {"ppo.resampling_rounds": 0}
 
     def check(self, config: RunConfig) -> None:
-        """Check that equal scores teach nothing, and that replaced responses are of this step."""
+        """Check that the estimator compares responses, and that no lag or environment is set."""
         rounds = ResamplingKeys.of(config).resampling_rounds
         phases, estimator = {*config.phase.order}, config.ppo.advantage_estimator
         lag, kind = config.rollout.lag, config.environment.kind

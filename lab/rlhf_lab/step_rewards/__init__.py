@@ -28,7 +28,7 @@ class StepRewards(Method):
     reward_kinds = {"steps": ("kind", "weight", "timeout_seconds", "fallback", *OWN)}
 
     def check(self, config: RunConfig) -> None:
-        """Check that advantages belong to tokens, and that nothing takes a response as one step."""
+        """Check that advantages belong to tokens, and that no key needs one score per response."""
         ppo = config.ppo
         if not self.is_on(config) or Phase.ppo not in config.phase.order:
             return
@@ -49,7 +49,7 @@ class StepRewards(Method):
         refuse_broken_rule(broken, "rewards with kind=steps and ")
 
     def scorer(self) -> StepScorer:
-        """Return what scores the steps of responses."""
+        """Return the scorer of the steps of responses."""
         from rlhf_lab.step_rewards.step_scores import StepScorer
 
         return StepScorer()

@@ -1,4 +1,4 @@
-"""The scores of steps, by the user's function."""
+"""Score the steps of responses with the user's function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT = "steps"  # criterion: the number of steps of a response
 
 
 class StepScorer(RewardScorer):
-    """What scores the steps of a response."""
+    """A scorer of the steps of a response."""
 
     def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
         """Return a function that scores every step, and the name of its criterion.

@@ -24,7 +24,7 @@ from rlhf.kernels import kernel_checks
 # The lowest ISA level for which each kernel can be compiled.
 KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)
 X86_ONLY = {"logprobs", "softmax", "decode"}
-HALF_ONLY = {"adamw"}  # kernels that only runs with bf16 weights use
+HALF_ONLY = {"adamw"}  # kernels that are used only with bf16 weights
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 

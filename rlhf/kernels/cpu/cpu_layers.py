@@ -44,7 +44,7 @@ def use_matmul_attention(model: PreTrainedModel) -> None:
 
 
 def attention_for_build(name: str | None) -> str | None:
-    """Return the attention to build a model with: ``name``, but None for MATMUL, set later."""
+    """Return the attention to build a model with; None for MATMUL, which is set afterwards."""
     return None if name == MATMUL else name
 
 

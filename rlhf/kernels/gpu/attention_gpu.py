@@ -26,8 +26,8 @@ FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the defau
 class GpuAttention:
     """The attention kernels of attention_triton.py, called with torch's tensors.
 
-    With few rows, several programs share the chunks of a row, which changes no result: at least
-    ``programs`` in all (None: enough for the whole GPU), if the columns of the KV cache suffice.
+    With few rows, several programs share the chunks of a row, which changes no result, so that at
+    least ``programs`` run in all (None: enough for the whole GPU), if there are as many chunks.
     """
 
     kernels: ModuleType

@@ -1,7 +1,7 @@
 """The Triton kernels of attention_gpu.py: attention of one new token per row over a KV cache.
 
 ``attend`` reads the keys and values of each row, one chunk of columns after another and one block
-of a chunk at a time, and writes a result per chunk. ``combine`` adds them up. The chunks of a row
+of a chunk at a time, and writes a result per chunk. ``combine`` averages these. The chunks of a row
 depend on its length only, so its result is the same however many programs share its chunks, and
 whatever other rows there are (https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """

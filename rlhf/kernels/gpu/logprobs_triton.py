@@ -1,6 +1,6 @@
 """The Triton kernels of logprobs_gpu.py: one program for each row of logits, one pass over it.
 
-The kernels compute in fp32. A row may hold any number, ``size``, of logits. If ``stride``, the
+The kernels compute in fp32. A row has ``size`` logits; ``size`` is arbitrary. If ``stride``, the
 distance of two rows, is a multiple of 16, the kernels read and write 16 bytes at a time, the
 padding behind each row included.
 """

@@ -1,4 +1,4 @@
-"""Costs of sampling processes beside the ranks (rollout.overlap): their memory, a step's time.
+"""Costs of sampling processes beside the ranks (rollout.overlap): memory and time of a step.
 
 A step takes as long as the slower of sampling and training. Sampling processes do not change the
 chosen micro-batch, since a run should compute the same with and without them.
@@ -32,10 +32,10 @@ def plan_overlap(
     plan_rollout: Callable[[PhaseMemory, int, int], PhasePlan],
 ) -> PhasePlan:
     """Return the plan of ranks that train while processes sample."""
-    own, theirs = divide_cores(scene.config, num_usable_cores())
-    ranks = plan_ppo(_restrict_to_cores(scene, own))
-    process = _plan_process(_restrict_to_cores(scene, theirs), ranks.rows or 0, plan_rollout)
-    if scene.at.machine.is_gpu:  # each process has a GPU of its own
+    rank_cores, sampler_cores = divide_cores(scene.config, num_usable_cores())
+    ranks = plan_ppo(_restrict_to_cores(scene, rank_cores))
+    process = _plan_process(_restrict_to_cores(scene, sampler_cores), ranks.rows or 0, plan_rollout)
+    if scene.at.machine.is_gpu:  # each process has its own GPU
         moments = ranks.moments | {SAMPLING: process.peak_parts}
     else:
         count = scene.config.rollout.samplers
@@ -46,7 +46,7 @@ def plan_overlap(
 
 
 def propose_smaller_sampling(config: RunConfig) -> Iterator[Saving]:
-    """Yield more sampling GPUs, fewer rows of each, and ranks that sample and train in turn."""
+    """Yield savings: more sampling processes, fewer rows in each, and no overlap."""
     if not config.rollout.overlap:
         return
     rollout, batch = config.rollout, config.ppo.rollout_batch_size

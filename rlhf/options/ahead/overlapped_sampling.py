@@ -114,7 +114,7 @@ class SamplingProcesses:
         self._ranks.barrier()
         files = sorted(self._folder.glob(f"step-{step}-*.safetensors"))
         parts = [unpack_responses(load_file(file)) for file in files]
-        found = own_responses(join_rows(parts, pad_id=self._pad_id), self._ranks)
+        responses = own_responses(join_rows(parts, pad_id=self._pad_id), self._ranks)
         self._ranks.barrier()
         weights = self._weights_of.pop(step)
         if self._ranks.is_main:
@@ -122,7 +122,7 @@ class SamplingProcesses:
                 file.unlink()
             if weights not in self._weights_of.values():
                 shutil.rmtree(weights)
-        return found
+        return responses
 
     def close(self) -> None:
         """End the processes, and remove their files."""
@@ -175,13 +175,13 @@ def serve_samples(descriptor: int) -> None:
 
 
 def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    given = next(messages, None)
-    if given is None:
+    place = next(messages, None)
+    if place is None:
         return
     sampler = None
     for call in messages:
         try:
-            sampler = sampler or SamplingWorker(SamplerPlace(**given))
+            sampler = sampler or SamplingWorker(SamplerPlace(**place))
             sampler.sample(**call)
         except RlhfError as error:
             yield {"error": str(error)}

@@ -36,8 +36,8 @@ from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 class CorrectionHook(PpoHook):
     """A hook that multiplies a step's advantages by importance weights once, before the updates.
 
-    With ppo.off_policy_mask_kl each update also masks the responses that the policy has left
-    behind.
+    With ppo.off_policy_mask_kl each update also masks the tokens with negative advantages in
+    responses that have become unlikely under the policy.
     """
 
     @property
@@ -54,7 +54,7 @@ class CorrectionHook(PpoHook):
         return (*steps, self._weigh_advantages) if self._weighs else steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
-        """Return the loss with a mask, if configured."""
+        """Return ``surrogate``, with a mask if ppo.off_policy_mask_kl is set."""
         max_kl = self.config.ppo.off_policy_mask_kl
         return surrogate if max_kl is None else _mask_off_policy(surrogate, max_kl)
 
@@ -124,8 +124,8 @@ def effective_sample_share(config: PpoConfig, rollout: Rollout, ranks: Ranks) ->
 
     VCPO multiplies the learning rate by the square root of this share, since AdamW's rate grows
     with the square root of the batch: https://arxiv.org/abs/2602.17616. As in its code, weights
-    have no limits here, and at the levels of responses a response counts once. Tokens that enter no
-    loss do not count. The share is 1 if log-probs were not measured while sampling.
+    have no limits here. At the levels sequence and geometric a response counts once. Tokens without
+    a loss do not count. The share is 1 if log-probs were not measured while sampling.
     """
     sampled_BT, keep_BT = rollout.responses.logprobs_BT, rollout.responses.keep_BT
     if sampled_BT is None:

@@ -10,7 +10,7 @@ from rlhf.options import Backend
 
 
 def check_correction(config: RunConfig) -> None:
-    """Check that rollouts have comparable probabilities where training compares them with its own.
+    """Check that the probabilities of rollouts and training are comparable if a key compares them.
 
     With top-k, top-p or min-p a server returns probabilities over the remaining tokens only, but
     training computes them over all tokens: their ratio would not be an importance weight.

@@ -32,7 +32,7 @@ def check_environment(config: RunConfig) -> None:
         "which other data lack; add data=environment": source is not Source.environment,
         f"rollout.min_response_tokens={rollout.min_response_tokens}: a turn may be as short as its "
         "environment wants; use 0": rollout.min_response_tokens > 0,
-        "no part of rewards that has its rewards: add +rewards.environment.kind=environment, or "
+        "no part of rewards that uses its rewards: add +rewards.environment.kind=environment, or "
         "use experiment=environment": all(
             part.kind != RewardKind.environment for part in config.rewards.values()
         ),

@@ -38,11 +38,11 @@ def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
     parts: dict[Phase, PhaseData] = {}
     with closing(build_pool(environment)) as pool:
         for phase, size in zip(SPLIT_PHASES, apportion(data.size, data.split), strict=True):
-            own, seeds = seeds[:size], seeds[size:]
+            phase_seeds, seeds = seeds[:size], seeds[size:]
             if phase not in order:
                 parts[phase] = PhaseData([], [])
                 continue
-            records = _play_records(environment, pool, own, plays=phase is Phase.sft)
+            records = _play_records(environment, pool, phase_seeds, plays=phase is Phase.sft)
             held_out = max(1, round(size * data.eval_share))
             if held_out >= size:
                 raise DataError(

@@ -83,7 +83,7 @@ class EpisodeRollout:
     def _sample_turn_by_turn(
         self, actor: Engine, prompts: PromptBatch, counterpart: EpisodeCounterpart
     ) -> tuple[list[Request], bool]:
-        """Return the episodes, and True if the backend returns log-probabilities.
+        """Sample the episodes; return them, and True if the backend returns log-probabilities.
 
         Turn k of all episodes is sampled in one batch. A rank whose episodes have all ended samples
         a turn that it discards while other ranks still sample, because a pass of a sharded model
@@ -140,7 +140,7 @@ def _add_turn(episode: Request, turn: Sampled) -> None:
 def _add_observations(active: Sequence[Request], counterpart: Counterpart) -> list[Request]:
     """Wait for the observations of the ``active`` episodes; return the episodes that continue."""
     by_index = {episode.index: episode for episode in active}
-    due, going_on = len(active), []
+    due, continuing = len(active), []
     while due:
         found = counterpart.continuations(wait=True)
         due -= len(found)
@@ -148,8 +148,8 @@ def _add_observations(active: Sequence[Request], counterpart: Counterpart) -> li
             if each.observation is not None:
                 episode = by_index[each.row]
                 episode.extend(each.observation, limit=each.limit, first_draw=each.first_draw)
-                going_on.append(episode)
-    return sorted(going_on, key=lambda episode: episode.index)
+                continuing.append(episode)
+    return sorted(continuing, key=lambda episode: episode.index)
 
 
 def pad_episodes(

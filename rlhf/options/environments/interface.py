@@ -249,19 +249,19 @@ def play_episodes(
     episodes: list[PlayedEpisode] = []
     for begin in range(0, len(starts), TOGETHER):
         some = starts[begin : begin + TOGETHER]
-        found: dict[int, PlayedEpisode] = {}
+        played: dict[int, PlayedEpisode] = {}
         for episode, start in enumerate(some):
             pool.reset(episode, seed=start.seed, row=start.row)
-        is_open = set(range(len(some)))
-        while is_open:
+        open_episodes = set(range(len(some)))
+        while open_episodes:
             for reply in pool.replies(wait=True):
-                found[reply.episode] = _add_reply(found.get(reply.episode), reply)
-                turns = len(found[reply.episode].turns)
+                played[reply.episode] = _add_reply(played.get(reply.episode), reply)
+                turns = len(played[reply.episode].turns)
                 if player is None or reply.has_ended or turns == max_turns:
-                    is_open.discard(reply.episode)
+                    open_episodes.discard(reply.episode)
                 else:
                     pool.step(reply.episode, player)
-        episodes += [found[episode] for episode in range(len(some))]
+        episodes += [played[episode] for episode in range(len(some))]
     return episodes
 
 

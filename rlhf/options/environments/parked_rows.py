@@ -9,7 +9,7 @@ from rlhf.rollout.scheduler import Request
 
 
 class Continuation(NamedTuple):
-    """What follows a turn of an episode: an observation, or the end of the episode."""
+    """The sequel of a turn of an episode: an observation, or the end of the episode."""
 
     row: int  # index of the episode in the batch
     observation: list[int] | None  # None: the episode is over
@@ -56,7 +56,7 @@ class ParkedRows:
         self._held[request.index] = place, request
 
     def fetch_observations(self, *, is_idle: bool) -> None:
-        """Take continuations that have arrived; wait for them if no row decodes (``is_idle``)."""
+        """Take the continuations that may be used now; wait if no row decodes (``is_idle``)."""
         takes_some = self._decoder.rows_are_exact
         while (is_idle or takes_some) and len(self._held) > len(self._continued):
             wait = is_idle and not (takes_some and self._continued)

@@ -196,17 +196,17 @@ def serve_environments(descriptor: int) -> None:
 
 
 def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
-    given = next(messages, None)
-    if given is None:
+    config = next(messages, None)
+    if config is None:
         return
     try:
-        make = environment_factory(_parse_config(given))
+        make = environment_factory(_parse_config(config))
         facts = read_environment_facts(make())
     except RlhfError as error:
         yield {"error": str(error)}
         return
     except BaseException as error:  # the user's class may raise anything
-        yield {"error": f"environment.target={given['target']}: {failure_reason(error, None)}"}
+        yield {"error": f"environment.target={config['target']}: {failure_reason(error, None)}"}
         return
     yield facts._asdict()
     episodes = EpisodeEnvironments(make)
@@ -238,7 +238,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 
 
 def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    """Return a function that makes environments; import a user's code here, and only once."""
+    """Return a function that makes environments; a user's code is imported only once, here."""
     kind = config.kind
     if not config.is_used:
         raise ConfigError(f"environment.kind={kind}: there is no environment to make")

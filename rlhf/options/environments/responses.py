@@ -52,7 +52,7 @@ ENVIRONMENT_FAULTS = (
 
 
 class EnvironmentPartner:
-    """A ``Partner`` that answers the policy's turns by a pool of environments."""
+    """A ``Partner`` that answers the policy's turns with a pool of environments."""
 
     def __init__(self, config: RunConfig, pool: EnvironmentPool) -> None:
         self._config = config
@@ -61,7 +61,7 @@ class EnvironmentPartner:
     def wrap_backend(
         self, backend: RolloutBackend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
     ) -> RolloutBackend:
-        """Return a backend that samples by ``backend``; its responses are episodes."""
+        """Return a backend whose responses are episodes; ``backend`` samples their turns."""
         config = self._config
         limits = EpisodeLimits(config.rollout.max_response_tokens, config.environment.max_tokens)
         encoder = Encoder(tokenizer, config.data.template)
@@ -243,11 +243,11 @@ class Episodes:
     def _add_reply(self, reply: Reply) -> Observation | None:
         """Add a reply to its episode; return the next observation, None if the episode is over."""
         episode, step = self._episodes[reply.episode], reply.step
-        found = [FailureName.cut_turn] if episode.is_cut else []
-        found += [FailureName.malformed] if step.info.get("malformed") else []
-        found += [] if reply.failure is None else [reply.failure]
-        episode.failures += found
-        episode.rewards.append(step.reward + sum(self._failure_reward(name) for name in found))
+        failures = [FailureName.cut_turn] if episode.is_cut else []
+        failures += [FailureName.malformed] if step.info.get("malformed") else []
+        failures += [] if reply.failure is None else [reply.failure]
+        episode.failures += failures
+        episode.rewards.append(step.reward + sum(self._failure_reward(name) for name in failures))
         if "success" in step.info:
             episode.success = float(step.info["success"])
         if reply.failure in ENVIRONMENT_FAULTS:

@@ -11,7 +11,7 @@ from rlhf.base.errors import CapabilityError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # those that tests compare with torch
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # families that tests compare with torch
 
 
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:
@@ -41,6 +41,6 @@ def replace_layers(model: PreTrainedModel) -> None:
     classes = {name: each for name, each in vars(modeling).items() if isinstance(each, type)}
     replace = getattr(liger, f"apply_liger_kernel_to_{kind}")
     replace(model=model, rope=False, fused_linear_cross_entropy=False)
-    # Liger replaces the classes too, and its MLP would lose the biases of models built later. Its
-    # own replacement of the rotary embedding looks for kernels in each call, and warns of others.
+    # Restore the classes that Liger replaces: its MLP would lose the biases of models built later.
+    # Its replacement of the rotary embedding looks for kernels in each call, and warns of others.
     vars(modeling).update(classes, apply_rotary_pos_emb=LigerRopeFunction.apply)

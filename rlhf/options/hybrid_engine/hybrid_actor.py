@@ -22,6 +22,6 @@ def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
 
 
 def adapt_policy(policy: LanguageModel) -> None:
-    """Copy ``generate`` to the policy's wrapper, where DeepSpeed replaces it by its own."""
+    """Copy ``generate`` and ``config`` to the policy's wrapper; DeepSpeed replaces ``generate``."""
     wrapper: Any = policy
     wrapper.generate, wrapper.config = policy.pretrained.generate, policy.pretrained.config

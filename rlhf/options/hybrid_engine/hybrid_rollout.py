@@ -155,7 +155,7 @@ def adapt_deepspeed_layers(module: nn.Module) -> int:
 
 
 def _keep_residual(products: Callable[..., Any]) -> Callable[..., Any]:
-    """Let ``products`` work on a copy of the residual, its second argument.
+    """Wrap ``products`` so that it gets a copy of the residual, its second argument.
 
     The kernel of DeepSpeed 0.19.8 adds attention's output to the residual in place
     (``ds_rms_mlp_gemm``), and ``ResidualAddOp`` adds it once more.

@@ -1,4 +1,4 @@
-"""Checks that DeepSpeed's Hybrid Engine can run a model: of its config, and by a comparison.
+"""Check that DeepSpeed's Hybrid Engine can run a model, by its config and by its outputs.
 
 benchmarks/learning.md describes how ``REASONS`` were found. Shapes: N = rows that are compared,
 T = response tokens, V = vocabulary.

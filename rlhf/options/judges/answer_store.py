@@ -22,10 +22,10 @@ class JudgeReply(NamedTuple):
 
 
 class AnswerStore:
-    """The replies of requests, in a file to which the judges of all ranks append.
+    """The replies to requests, in a file to which the judges of all ranks append.
 
-    The first reply of a request stays. So all ranks, and a run that is resumed or replayed, see
-    the same reply.
+    The first reply to a request is kept, so that all ranks, and a run that is resumed or
+    replayed, see the same reply.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class AnswerStore:
         self._read()
 
     def add(self, new: Mapping[str, JudgeReply]) -> None:
-        """Store replies by the hash of their requests, and read those of other ranks."""
+        """Store replies by the hash of their requests, and read the replies of other ranks."""
         with open(self._path, "ab", opener=open_regular_file) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
             self._read()

@@ -19,13 +19,13 @@ from rlhf.options.judges.rubric import Rubric, cut_object, read_rubric
 from rlhf.rewards.outside import connect_endpoint
 from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
 
-AT_ONCE = 16  # requests to a server at the same time, if batch_size does not say
+AT_ONCE = 16  # requests to a server at the same time, if batch_size is null
 PATIENCE = 0.9  # share of timeout_seconds to wait for answers; in the rest they are stored
 LARGEST_ANSWER = 1 << 18  # bytes of an answer, in which a model may have reasoned at length
 
 Body = dict[str, Any]  # the body of a request to a chat completion API
 ScoreByCriterion = Mapping[str, float]  # score from 0 to 1 by criterion
-Ask = Callable[[Body, float], str]  # until a time of time.monotonic
+Ask = Callable[[Body, float], str]  # the request, and its deadline by time.monotonic
 
 
 def build_judge(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:

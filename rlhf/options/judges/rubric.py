@@ -19,7 +19,7 @@ PREAMBLE = (
 )
 TEMPLATE = "<prompt>\n$prompt\n</prompt>\n$responses\n$criteria"
 PLACEHOLDERS = {"prompt", "responses", "criteria"}
-LONGEST_VERDICT, SHOWN = 1 << 14, 300  # characters of an object, and of those in a message
+LONGEST_VERDICT, SHOWN = 1 << 14, 300  # characters of a verdict, and of its part in a message
 SHARES = {"A": 1.0, "tie": 0.5, "B": 0.0}  # score of response A if this is the better response
 
 

@@ -37,8 +37,8 @@ def with_adapters(config: RunConfig, model: ModelUse) -> ModelUse:
     role = LORA_ROLES.get(model.role)
     if role not in lora.roles:
         return model
-    own_rank = lora.critic_rank if role is LoraRole.critic else None
-    adapters = shape.adapter_weights(own_rank or lora.rank)
+    critic_rank = lora.critic_rank if role is LoraRole.critic else None
+    adapters = shape.adapter_weights(critic_rank or lora.rank)
     rest = model.weights - shape.linear_layer_weights if lora.train_rest else 0
     head = shape.embedding if model.is_scorer and not lora.train_rest else 0
     return replace(

@@ -58,13 +58,13 @@ def extend_with_adapters(
     lora: LoraConfig, role: Role, seed: int, model: PreTrainedModel, head: tuple[str, ...]
 ) -> None:
     """Add adapters to the model of ``role``; its new modules ``head`` are trained in full."""
-    own = find_lora_settings(lora, role)
-    if own is not None:
-        add_adapters(model, own, seed=seed, trained=head)
+    settings = find_lora_settings(lora, role)
+    if settings is not None:
+        add_adapters(model, settings, seed=seed, trained=head)
 
 
 def adapter_lr(lora: LoraConfig, role: Role, name: str) -> float | None:
-    """Return the learning rate of the parameter ``name``; None: that of the phase."""
+    """Return the learning rate of the parameter ``name``; None: the phase's rate."""
     lr = lora.critic_lr if role is Role.critic and lora.critic_lr else lora.lr
     return lr if is_adapter_name(name) else None
 
@@ -96,7 +96,7 @@ class AdapterOff:
 
 
 def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
-    """Return how to save a model: as ``lora.export`` says, or merged if ``source`` is None."""
+    """Return how ``lora.export`` saves adapters, merged if ``source`` is None; None without any."""
     model: Any = engine.module.pretrained
     if not has_adapters(model):
         return None
@@ -214,7 +214,7 @@ def _return_weight(part: nn.Linear, _: Tensor) -> Tensor:
 
 
 def _forward_merged(layer: Any, x: Tensor) -> Tensor:
-    """Compute W x with the merged W; each weight is read in a call of its own module (ZeRO-3)."""
+    """Compute W x with the merged W; each weight is read while its module is called (ZeRO-3)."""
     base = layer.base_layer
     if not layer._disable_adapters:
         factors = (part[ADAPTER](x) for part in (layer.lora_A, layer.lora_B))
@@ -283,9 +283,9 @@ def save_adapter(
 ) -> None:
     """Write the adapters, and a scorer's head, as a folder that peft can load over ``base``.
 
-    ``stream`` yields whole weights of ``model``, at least those of the adapters and a new head.
+    ``stream`` yields whole weights of ``model``, at least of the adapters and a new head.
     ``base`` is the folder or hub id (at ``revision``) that the model was loaded from. Adapters that
-    were merged into the model as it was loaded are folded into the one that is written.
+    were merged into the model when it was loaded are folded into the adapter that is written.
 
     Raises:
         ConfigError: if other weights were trained too, which the folder would lack.
@@ -340,7 +340,7 @@ def fold_adapters(
     stack = [*stack, *((each.config, load_adapter_weights(each.source)) for each in chain)]
     layers, folded, heads = defaultdict[str, list[LowRank]](list), dict[str, Tensor](), set[str]()
     for config, weights in reversed(stack):
-        heads |= (own := set(config.modules_to_save or ()))
+        heads |= (whole_modules := set(config.modules_to_save or ()))
         for name, weight in weights.items():
             layer, part, _ = name.rpartition(".lora_A.")
             if part and (b_OR := weights.get(f"{layer}.lora_B.weight")) is not None:
@@ -348,7 +348,7 @@ def fold_adapters(
                 alpha = config.alpha_pattern.get(pattern, config.lora_alpha)
                 scaling = alpha / len(weight) ** (0.5 if config.use_rslora else 1)
                 layers[layer].append(LowRank(weight.float(), b_OR.float(), scaling))
-            elif not own.isdisjoint(name.split(".")):
+            elif not whole_modules.isdisjoint(name.split(".")):
                 folded[name] = weight
             elif not name.endswith(".lora_B.weight"):
                 raise ConfigError(

@@ -59,7 +59,7 @@ def _check_adapters(config: RunConfig) -> None:
 def check_adapted_layers(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise ConfigError if ``lora.target_modules`` names layers that the policy does not have.
 
-    An adapter in a folder that ``phases`` start from must fit into the adapter to save.
+    With lora.export=adapter, an adapter that ``phases`` start from must fit into the saved adapter.
     """
     lora = config.lora
     if lora.export is LoraExport.adapter:

@@ -49,8 +49,8 @@ REUSED = (Phase.sft, Phase.reward)  # sweeps and searches vary only later phases
 def shared_phases(config: RunConfig) -> list[Phase]:
     """Return the phases of a run that it takes from the store, or puts into it.
 
-    A phase's hash does not tell that the SFT model before it has another seed (``from_run`` with a
-    seed of its own): such a run shares nothing.
+    A run with ``from_run`` and ``data.seed`` shares nothing: the hash of a phase does not show that
+    the SFT model before it was trained with another seed.
     """
     has_other_seed = config.from_run is not None and config.data.seed is not None
     if config.reuse.phases is not Reuse.always or has_other_seed:
@@ -171,7 +171,7 @@ class PhaseStore:
         self._remove_orphans()
 
     def _remove(self, key: str) -> bool:
-        """Remove an entry and its temporary files, unless a run locks it; return True if it did."""
+        """Remove an entry and its temporary files unless it is locked; return True if gone."""
         try:
             with self.entry_lock(key).acquire(blocking=False):
                 for path in (self.folder / key, self.folder / f".{key}.building"):

@@ -130,7 +130,7 @@ def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[st
     Raises:
         DataError: if there is no text, or the text cannot be read.
     """
-    texts, own = _read_ptx_texts(config)
+    texts, held_out_texts = _read_ptx_texts(config)
     if config.deduplicate:
         texts = list(dict.fromkeys(texts))
     if not texts:
@@ -139,8 +139,8 @@ def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[st
             "data.ptx_path=null for the SFT examples"
         )
     random.Random(f"ptx-{seed}").shuffle(texts)
-    if own:
-        return texts, own
+    if held_out_texts:
+        return texts, held_out_texts
     held_out = min(max(round(len(texts) * config.eval_share), 1), len(texts) - 1)
     return texts[held_out:], texts[:held_out]
 

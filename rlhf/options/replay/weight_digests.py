@@ -32,15 +32,15 @@ def observe_step(
 
 def sum_digests(engines: Mapping[str, StatefulWithTensors], ranks: Ranks) -> dict[str, str]:
     """Return the digest of each parameter under ENGINE/PARAMETER; every rank must call this."""
-    own = {
+    digests_here = {
         f"{engine}/{name.partition('/')[2]}": int(digest_of_slice(slice_N, start))
         for engine, model in engines.items()
-        if isinstance(model, BaseEngine)  # not responses, for which this rank would have to wait
+        if isinstance(model, BaseEngine)  # skip pending responses: this rank would have to wait
         for name, start, slice_N in model.training_state.stream()
         if name.startswith("weights/")
     }
     total = Counter[str]()
-    for share in ranks.all_gather(own):
+    for share in ranks.all_gather(digests_here):
         total.update(share)
     return {name: f"{digest % 2**64:016x}" for name, digest in total.items()}
 

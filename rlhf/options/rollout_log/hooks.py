@@ -36,8 +36,8 @@ class RolloutLogHook(PpoHook):
         assert self._context is not None, "prepare comes first"
         step, context = trainer.steps_done + 1, self._context
         if step % self.config.ppo.log_rollouts_every == 0:
-            own = list(_response_lines(rollout, self.config.rewards, context.tokenizer))
-            lines = [line for of_rank in context.ranks.all_gather(own) for line in of_rank]
+            lines_here = list(_response_lines(rollout, self.config.rewards, context.tokenizer))
+            lines = [line for of_rank in context.ranks.all_gather(lines_here) for line in of_rank]
             context.tracker.append(LOG, "ppo", step, lines)
         return rollout, {}
 

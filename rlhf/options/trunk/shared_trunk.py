@@ -2,7 +2,7 @@
 
 One pass through the frozen lower blocks serves actor, critic and reference, like trlx's hydra
 models. The upper blocks are trained, and the reference is a frozen copy of them. The critic is a
-linear head on the actor's last hidden state, or on that of its own trained copy of these blocks.
+linear head on the last hidden state of the actor, or of the critic's trained copy of top blocks.
 
 Shapes: B = sequences, S = tokens of whole sequences, N = kept tokens.
 """

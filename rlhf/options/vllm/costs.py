@@ -27,7 +27,7 @@ FILLED = 0.9  # share of a GPU that vLLM takes (--gpu-memory-utilization)
 def plan_server_rollout(
     scene: PhaseMemory, build_sampling: Callable[..., Sampling], responses: int
 ) -> PhasePlan:
-    """Plan a rollout of ``responses`` on the server; without its ``gpus`` no time is known."""
+    """Plan a rollout of ``responses`` on the server; without server.gpus its time is unknown."""
     seconds, gpus = {}, scene.config.rollout.server.gpus
     if gpus is not None:
         seconds["generate"] = _server_seconds(scene, build_sampling, responses, gpus)
@@ -64,7 +64,7 @@ def _server_seconds(
 
 
 def describe_server_costs(config: RunConfig) -> Iterator[str]:
-    """Yield what a plan with a server counts."""
+    """Yield a sentence on what a plan with a server includes."""
     gpus = config.rollout.server.gpus
     if gpus is None:
         yield (

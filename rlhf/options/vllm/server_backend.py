@@ -1,6 +1,6 @@
 """``rollout.backend=vllm_server``: a vLLM server, which gets the weights before each rollout.
 
-It gets them by NCCL, or else through a folder that it reads. The server's side of NCCL is
+It receives them by NCCL, or else through a folder that it reads. The server's side of NCCL is
 NCCLWeightTransferEngine of vllm/distributed/weight_transfer/ (0.33).
 """
 
@@ -121,7 +121,7 @@ class VllmServerRollout:
     def _send_weights(self, actor: Engine) -> str:
         """Give the server the actor's weights; return their version, on every rank.
 
-        Rollouts and evaluations do this: one may have swapped in the weights' moving average.
+        Evaluations send weights too, since they may have swapped in the moving average.
         """
         export, version = self.export(actor), ""
         if self.ranks.is_main:
@@ -186,15 +186,15 @@ class ServerWeights:
         return version
 
     def _choose_way(self) -> Callable[[Export, str], None]:
-        """Return the function that sends weights, by NCCL if possible; print which it is."""
+        """Return the function that sends weights, by NCCL if possible; print which one."""
         try:
             group = NcclGroup(self.client, self._device)
         except (RolloutError, RuntimeError) as error:
-            found = f"weights go through the folder {self._folder} ({error})"
-            logger.warning("rollout.server.url=%s: %s", self.client.url, found)
+            message = f"weights go through the folder {self._folder} ({error})"
+            logger.warning("rollout.server.url=%s: %s", self.client.url, message)
             return self._send_by_folder
-        found = f"weights go by NCCL to {group.workers} GPUs"
-        logger.warning("rollout.server.url=%s: %s", self.client.url, found)
+        message = f"weights go by NCCL to {group.workers} GPUs"
+        logger.warning("rollout.server.url=%s: %s", self.client.url, message)
         return group.send
 
     def _send_by_folder(self, export: Export, version: str) -> None:
