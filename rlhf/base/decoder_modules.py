@@ -86,9 +86,9 @@ class DecoderModules:
         for block in self.blocks:
             rows = [query, key, key] if len(block.query_key_value) > 1 else [query + 2 * key]
             pairs += zip(block.query_key_value, ([each, hidden] for each in rows), strict=True)
-        vocabulary, width = self.tokens.weight.shape
-        pairs.append((self.project_in, [hidden, width]))
-        pairs.append((self.tokens, [vocabulary, hidden if self.project_in is None else width]))
+        vocabulary, embedded = self.tokens.weight.shape
+        pairs.append((self.project_in, [hidden, embedded]))
+        pairs.append((self.tokens, [vocabulary, hidden if self.project_in is None else embedded]))
         width = hidden
         for module in self.final:
             after = len(module.weight) if hasattr(module, "in_features") else None

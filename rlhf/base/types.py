@@ -132,7 +132,9 @@ def take_rows(batch: Batch, rows: list[int], device: torch.device | None = None)
         if not isinstance(part, Tensor):
             return part
         taken = part[copy_to_device(places, part.device)]
-        return taken if device is None else copy_to_device(taken, device)
+        if device is None or device.type == taken.device.type:
+            return taken
+        return copy_to_device(taken, device)
 
     return type(batch)(*map(take, batch))
 

@@ -241,15 +241,15 @@ def _divide_dataset(
     """
     rng = random.Random(f"split-{seed}")
     sizes = apportion(len(dataset.train), shares)
-    wanted = {2 * phase: size for phase, size in enumerate(sizes)}
+    size_by_bin = {2 * phase: size for phase, size in enumerate(sizes)}
     if dataset.eval is None:
         sides = [_train_and_eval_sizes(size, eval_share) for size in sizes]
-        wanted = dict(enumerate(size for pair in sides for size in pair))
-    filled, removed = _fill_bins(groups[0], wanted, bins, shares=shares, rng=rng)
+        size_by_bin = dict(enumerate(size for pair in sides for size in pair))
+    filled, removed = _fill_bins(groups[0], size_by_bin, bins, shares=shares, rng=rng)
     if dataset.eval is not None:
         own = apportion(len(dataset.eval), shares)
-        wanted = {2 * phase + 1: size for phase, size in enumerate(own)}
-        held_out, more = _fill_bins(groups[1], wanted, bins, shares=shares, rng=rng)
+        size_by_bin = {2 * phase + 1: size for phase, size in enumerate(own)}
+        held_out, more = _fill_bins(groups[1], size_by_bin, bins, shares=shares, rng=rng)
         filled, removed = filled | held_out, removed + more
     first = next(phase for phase, share in enumerate(shares) if share > 0)
     return [

@@ -43,7 +43,7 @@ def sleep_early_on_shared_cores() -> Iterator[None]:
 
 
 def _watch_cores(libgomp: ctypes.CDLL, over: Event) -> None:
-    """Keep a sleeping team of threads while this process waits for cores, until ``over`` is set."""
+    """Until ``over`` is set, keep the sleeping team while this process's threads lack cores."""
     freed: Event | None = None  # ends the sleeping team; None: there is no team
     waited, began = waiting_seconds(), time.monotonic()
     while not over.wait(PAUSE_S):

@@ -127,7 +127,7 @@ def run_job(
         if (objective := read_objective(run_dir)) is not None:
             say(f"{run_dir.name}: has finished, objective {objective:.3f}")
             return objective
-        if _say_end(cap, run_dir):
+        if _report_reached_cap(cap, run_dir):
             return None
         hours = (read_plan(run_dir) or {}).get("hours")
         planned = "" if hours is None else f", planned {_duration_text(3600 * hours)}"
@@ -135,7 +135,7 @@ def run_job(
         started = time.monotonic()
         code = _run_process(hardware, run_dir, script, cap, jobs=jobs)
         took = time.monotonic() - started
-        if code in {INTERRUPTED, -signal.SIGTERM} and _say_end(cap, run_dir):
+        if code in {INTERRUPTED, -signal.SIGTERM} and _report_reached_cap(cap, run_dir):
             return None
         if code or (objective := read_objective(run_dir)) is None:
             raise JobError(
@@ -149,7 +149,7 @@ def run_job(
     return objective
 
 
-def _say_end(cap: SweepCap, run_dir: Path) -> bool:
+def _report_reached_cap(cap: SweepCap, run_dir: Path) -> bool:
     """Return True if the cap is reached; print it, also to the log, for the list of runs."""
     if (text := cap.describe_end()) is None:
         return False

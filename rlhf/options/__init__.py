@@ -99,7 +99,7 @@ class CheckpointConfig(DigestKeys, CheckpointKeys):
 
 @dataclass(kw_only=True)
 class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
-    """The groups and keys of the configuration that belong to one option each."""
+    """The top-level groups and keys of the configuration that belong wholly to an option."""
 
 
 @dataclass(kw_only=True)

@@ -46,7 +46,7 @@ COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 ROUNDED = 0.001
 MANY_PASSES = 256  # micro-batches per step; the plan warns from this number on
 HOST_RESERVED = 0.1  # share of the host's memory for the system, the data and files being read
-HOST_PROCESS = 3 * GIB  # bytes of a rank's process in the host's memory, with CUDA: an estimate
+HOST_PROCESS = 2 * GIB  # bytes of a rank's process in the host's memory, with CUDA: an estimate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -372,7 +372,7 @@ def describe_unlikeness(settings: Sequence[Setting]) -> str:
 
 
 def _find_registry(run: Path) -> Path:
-    """Return the folder ``runs`` that holds a run; if there is none, the folder of the run."""
+    """Return the nearest folder above ``run`` that is named ``runs``; if none is, its parent."""
     return next((folder for folder in run.parents if folder.name == RUNS.name), run.parent)
 
 

@@ -122,9 +122,10 @@ def truncate_probabilities(
 
 
 def _nucleus_threshold(probabilities_BV: Tensor, share: float, *, waits: bool) -> Tensor:
-    """Return the lowest probability (B, 1) of the fewest likeliest tokens that hold ``share``.
+    """Return the lowest probability (B, 1) in each row's nucleus, which holds ``share`` in all.
 
-    Without ``waits``, return infinity for rows where these are more than ``NUCLEUS`` tokens.
+    A nucleus is the smallest set of likeliest tokens. Without ``waits``, return infinity for rows
+    whose nucleus has more than ``NUCLEUS`` tokens.
     """
     total_B1 = probabilities_BV.sum(dim=-1, keepdim=True, dtype=torch.float64)
     wanted_B1 = (share - 1e-7) * total_B1  # the margin 1e-7 allows for the error of fp32 sums

@@ -208,7 +208,8 @@ def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path:
     assert f"error: sft: {why}, since gradients were not finite" in run.stderr
     assert steps_of(run_dir) == [last_good]
     assert (
-        f"python -m rlhf.export {run_dir} --phase sft --checkpoint {last_good} saves" in run.stderr
+        f"python -m rlhf.export {run_dir} --phase sft --checkpoint {last_good} exports"
+        in run.stderr
     )
 
 

@@ -14,7 +14,7 @@ from rlhf.base.metrics import Mean
 from rlhf.base.random_streams import random_stream
 from rlhf.base.types import Rollout
 from rlhf.phases.ppo.hooks import PpoHook
-from rlhf.phases.ppo.objective import learned_tokens
+from rlhf.phases.ppo.objective import learned_mask
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 from rlhf_lab.clip_cov import ClipCovKeys
 
@@ -35,7 +35,7 @@ class ClipCovHook(PpoHook):
         covariance between the limits. The random numbers are keyed by step and rank.
         """
         keys, used = ClipCovKeys.of(maker.config), targets.advantages
-        keep_BT = learned_tokens(maker.config, rollout)
+        keep_BT = learned_mask(maker.config, rollout)
         sides = (rollout.logprobs_BT, used.advantages_BT)
         logprobs_BT, advantages_BT = (
             x_BT - maker.moments_over_ranks(x_BT, keep_BT).value() for x_BT in sides

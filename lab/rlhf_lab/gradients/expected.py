@@ -34,7 +34,7 @@ from rlhf.phases.ppo.objective import (
     MicroBatch,
     Objective,
     Surrogate,
-    learned_tokens,
+    learned_mask,
 )
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from rlhf.phases.shared.scoring import ResponseLogprobs, WholeSequences
@@ -211,7 +211,7 @@ class TinyStep:
         at_QPV = self.policies.current_QPV.clone().requires_grad_()
         batch = MicroBatch(
             WholeSequences(rollout.prompts, rollout.responses),
-            learned_tokens(config.ppo, rollout),
+            learned_mask(config.ppo, rollout),
             rollout.logprobs_BT,
             rollout.sampled_logprobs_BT,
             rollout.reference_logprobs_BT,

@@ -29,7 +29,7 @@ from rlhf.options.corrections.off_policy import (
 )
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.phases.ppo.loop import PPOTrainer
-from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total, learned_tokens
+from rlhf.phases.ppo.objective import Surrogate, SurrogateInputs, Total, learned_mask
 from rlhf.phases.ppo.targets import TargetMaker, Targets, TargetSteps
 
 
@@ -78,7 +78,7 @@ class CorrectionHook(PpoHook):
         if sampled_BT is None:
             return targets
         keep_BT, used = rollout.responses.keep_BT, targets.advantages
-        learned_BT = learned_tokens(config, rollout)
+        learned_BT = learned_mask(config, rollout)
         weights = rollout_weights(
             rollout.logprobs_BT,
             sampled_BT,
@@ -132,7 +132,7 @@ def effective_sample_share(config: PpoConfig, rollout: Rollout, ranks: Ranks) ->
         return 1.0
     level = cast(CorrectionLevel, config.rollout_correction.value)
     weights = rollout_weights(rollout.logprobs_BT, sampled_BT, keep_BT, level=level, cap=math.inf)
-    units_BT = sampled_units(learned_tokens(config, rollout), level=level)
+    units_BT = sampled_units(learned_mask(config, rollout), level=level)
     size = SampleSize.of(weights.weights_BT.double(), units_BT)
     return ranks.reduce_metrics({"size": size})["size"].value()
 

@@ -49,7 +49,7 @@ from rlhf.phases.ppo.objective import (
     cut_micro_batches,
     deal_mini_batch,
     gather_rollout,
-    learned_tokens,
+    learned_mask,
 )
 from rlhf.phases.ppo.prompts import PromptLoader
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
@@ -174,7 +174,7 @@ class PPOTrainer:
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
         everything, advantages = gather_rollout(rollout, targets.advantages, ranks)
-        learned_BT = learned_tokens(config, everything)
+        learned_BT = learned_mask(config, everything)
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
             surrogate = hook.change_surrogate(surrogate)

@@ -40,7 +40,7 @@ from rlhf.phases.shared.scoring import (
 )
 
 
-def learned_tokens(config: PpoConfig, rollout: Rollout) -> Tensor:
+def learned_mask(config: PpoConfig, rollout: Rollout) -> Tensor:
     """Return the mask (B, T) that is True at the tokens that enter the losses.
 
     They are the tokens that the policy wrote; with ppo.missing_end_mask, of responses that ended.
@@ -112,7 +112,7 @@ def cut_micro_batches(
         batches.append(
             MicroBatch(
                 WholeSequences(taken.prompts, taken.responses),
-                learned_tokens(config, taken),
+                learned_mask(config, taken),
                 taken.logprobs_BT,
                 taken.sampled_logprobs_BT,
                 taken.reference_logprobs_BT,

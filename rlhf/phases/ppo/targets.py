@@ -34,7 +34,7 @@ from rlhf.config.schema.ppo import COMPARING
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.hooks import PpoHook
-from rlhf.phases.ppo.objective import learned_tokens
+from rlhf.phases.ppo.objective import learned_mask
 from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
@@ -231,7 +231,7 @@ def whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Ta
     """Scale token rewards to deviation 1, if ppo.whiten_rewards is set."""
     scaled_BT = targets.rewards_BT
     if maker.config.whiten_rewards:
-        learned_BT = learned_tokens(maker.config, rollout)
+        learned_BT = learned_mask(maker.config, rollout)
         scaled_BT = maker.whiten(scaled_BT, learned_BT, shift_mean=False)
     return targets._replace(scaled_rewards_BT=scaled_BT)
 
@@ -275,7 +275,7 @@ def whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
     """Shift and scale advantages to mean 0 and deviation 1, if configured."""
     raw, used_BT = targets.raw, targets.raw.advantages_BT
     if maker.config.whitens_advantages:
-        used_BT = maker.whiten(used_BT, learned_tokens(maker.config, rollout), shift_mean=True)
+        used_BT = maker.whiten(used_BT, learned_mask(maker.config, rollout), shift_mean=True)
     return targets._replace(advantages=raw._replace(advantages_BT=used_BT))
 
 

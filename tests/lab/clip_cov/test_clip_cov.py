@@ -17,7 +17,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.types import Responses, Rollout
 from rlhf.config.schema.run import RunConfig
 from rlhf.phases.ppo.hooks import build_hooks
-from rlhf.phases.ppo.objective import SURROGATES, SurrogateInputs, learned_tokens
+from rlhf.phases.ppo.objective import SURROGATES, SurrogateInputs, learned_mask
 from rlhf.phases.ppo.targets import TargetMaker, Targets
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Row
@@ -81,7 +81,7 @@ def test_the_tokens_left_out_are_those_of_a_loop_and_have_no_slope(
     ratio: float, masks: bool, ranks: Ranks, seed: int
 ) -> None:
     rollout, config = some_rollout(seed), config_of(clip_cov_ratio=ratio, missing_end_mask=masks)
-    keep_BT, old_BT = learned_tokens(config.ppo, rollout), rollout.logprobs_BT
+    keep_BT, old_BT = learned_mask(config.ppo, rollout), rollout.logprobs_BT
     plain_BT = made(config_of(missing_end_mask=masks), rollout, ranks).advantages.advantages_BT
     found = made(config, rollout, ranks)
     chosen, covariance = slow_choice(

@@ -20,7 +20,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.config.choices import KlEstimator, KlPlacement
 from rlhf.config.schema.ppo import LossAggregation, SurrogateName
 from rlhf.phases.ppo.hooks import build_hooks
-from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, Objective, learned_tokens
+from rlhf.phases.ppo.objective import SURROGATES, Aggregation, MicroBatch, Objective, learned_mask
 from rlhf.phases.shared.scoring import ResponseLogprobs
 from tests.algorithms import loop_reference as reference
 from tests.algorithms.loop_reference import Rows
@@ -146,7 +146,7 @@ def test_loss_and_gradient_are_those_of_a_loop(
     for hook in build_hooks(replace(config, ppo=ppo)):
         surrogate = hook.change_surrogate(surrogate)
     nothing: Any = None
-    keep_BT = learned_tokens(ppo, rollout)
+    keep_BT = learned_mask(ppo, rollout)
     mean = Aggregation.build_for_mini_batch(ppo, keep_BT, Ranks(), max_tokens=MAX_TOKENS)
     objective = Objective(ppo, surrogate, KL_COEF, ppo.entropy_coef, mean, False)
     sampled_BT = old_BT * (1 + 0.2 * batch.old_values_BT.tanh())  # an older policy
