@@ -155,6 +155,8 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NVIDIA A100 80GB PCIe", "a100_pcie_80g", 312, 1935),
         ("NVIDIA A100-SXM4-40GB", "a100_40g", 312, 1555),
         ("NVIDIA A100-PCIE-40GB", "a100_pcie_40g", 312, 1555),
+        ("NVIDIA A10", "a10_24g", 125, 600),
+        ("NVIDIA A10G", "a10g_24g", 70, 600),
         ("NVIDIA GH200 480GB", UNKNOWN, 100, 1000),
     ],
 )
