@@ -80,13 +80,15 @@ def _doubled_nodes(config: RunConfig) -> Iterator[Change]:
 
 
 def _combined_changes(config: RunConfig) -> Iterator[Change]:
-    """Yield zero=auto with gradient checkpointing, then with an option that alters training too."""
+    """Yield zero=auto with gradient checkpointing, then also with an option, or more nodes."""
     groups = _groups_without_checkpointing(config)
     words, changed = _enable_checkpointing(_set_zero_auto(config)[0], groups)
     yield f"zero=auto {words}".strip(), changed
     for saving in _options_savings(changed):
         if not saving.is_exact:
             yield f"zero=auto {words} {saving.words}".replace("  ", " "), saving.config
+    for nodes, larger in _doubled_nodes(changed):
+        yield f"zero=auto {words} {nodes}".replace("  ", " "), larger
 
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:

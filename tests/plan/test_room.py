@@ -55,6 +55,13 @@ def test_the_critic_is_recomputed_where_it_alone_does_not_fit(compose: Compose) 
     assert "reward_model." not in " ".join(plan_of(compose, *grpo).fitting_overrides)
 
 
+def test_nodes_and_recomputation_are_combined_where_neither_is_enough(compose: Compose) -> None:
+    plan = plan_of(compose, "hardware=l4_24g", "model=qwen3_32b", "lora=all")
+    (way,) = plan.fitting_overrides
+    both = "model.gradient_checkpointing=true reward_model.gradient_checkpointing=true"
+    assert way.startswith(f"zero=auto {both} hardware.nodes=")
+
+
 def test_a_server_samples_in_its_own_time(compose: Compose) -> None:
     words = ("hardware=8xh100_80g", "model=llama3.1_8b", "rollout=vllm_server", LENGTH, "phase=ppo")
     plan = plan_of(compose, *words)
