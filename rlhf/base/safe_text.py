@@ -1,4 +1,4 @@
-"""Make text safe to print or store: secrets are replaced, and control characters removed."""
+"""Make text safe to print or store: replace secrets and control characters."""
 
 from __future__ import annotations
 

@@ -96,9 +96,9 @@ def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def extend_deadline(seconds: float = 0.0) -> None:
-    """Print the stacks of this process and end it in ``seconds``, but not before QUIET seconds.
+    """Set the deadline at which this process prints its stacks and ends, in ``seconds`` or QUIET.
 
-    A later call replaces the deadline of an earlier one.
+    The longer of the two counts. A later call replaces the deadline of an earlier one.
     """
     faulthandler.dump_traceback_later(max(QUIET, seconds), exit=True)
 

@@ -372,11 +372,11 @@ def _building_peak_bytes(scene: PhaseMemory) -> Parts:
     for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
         held = Counter(scene.model_states[model.role].device)
         del held["gradients"]
-        moments = _first_step_adam_bytes(scene, model)
-        held["optimizer"] -= moments
+        adam_bytes = _first_step_adam_bytes(scene, model)
+        held["optimizer"] -= adam_bytes
         built += held
         # DeepSpeed 0.19.8 takes a trial step, for which it allocates fp32 gradients of zeros.
-        zeros = 0 if scene.at.runs_on_torch(model) else moments // 2
+        zeros = 0 if scene.at.runs_on_torch(model) else adam_bytes // 2
         peaks.append(built + Counter(optimizer=zeros, weights=_rounding_copy_bytes(scene, model)))
     return max(peaks, key=Counter.total)
 
@@ -390,8 +390,9 @@ def _rounding_copy_bytes(scene: PhaseMemory, model: ModelUse) -> int:
 
 def _first_step_adam_bytes(scene: PhaseMemory, model: ModelUse) -> int:
     """Return the bytes of Adam's moments that the first step allocates; 0 for ``SplitAdamW``."""
-    has_half = scene.at.bytes_per_weight(model) == HALF
-    if has_half and scene.at.runs_on_torch(model):
+    is_half_precision = scene.at.bytes_per_weight(model) == HALF
+    if is_half_precision and scene.at.runs_on_torch(model):
         return 0
     states = scene.model_states[model.role].device["optimizer"]
-    return states * 2 // 3 if has_half else states  # 1/3 are masters, which exist before the step
+    # With weights in half precision, a third are masters, which exist before the step.
+    return states * 2 // 3 if is_half_precision else states

@@ -2,13 +2,13 @@
 
 Two settings with two or more common seeds are compared by the differences between their runs with
 the same seed, otherwise by Welch's t-test (https://doi.org/10.1093/biomet/34.1-2.28). A difference
-is reported only if its 95 % interval excludes 0 and Holm's correction for the differences of all
-settings that were tried keeps it (https://www.jstor.org/stable/4615733). It is never reported from
-fewer than three seeds: Student's interval of two seeds is 12.7 standard errors to each side. Seeds
-without any spread give no interval, and so no verdict.
+is reported only if its 95 % interval excludes 0, also after Holm's correction over all settings
+that were tried (https://www.jstor.org/stable/4615733). It is never reported from fewer than three
+seeds: Student's interval of two seeds is 12.7 standard errors to each side. Seeds without any
+spread give no interval, and so no verdict.
 
-Held-out prompts are no replications of a training (https://arxiv.org/abs/2504.07086): they say how
-much of the spread between seeds is noise of prompts, and no interval is computed over them.
+Held-out prompts are not independent repetitions of training (https://arxiv.org/abs/2504.07086):
+they show how much of the spread between seeds is prompt noise; no interval is computed over them.
 """
 
 from __future__ import annotations

@@ -108,9 +108,9 @@ def model_rows(
 ) -> list[dict[str, object]]:
     """Return a row per model and decoder, with the columns of ``titles`` that have a value."""
     rows: list[dict[str, object]] = []
-    for name, by_decoder in found["models"].items():
-        for decoder, figures in by_decoder["decoders"].items():
-            values = figures | {"perplexity": by_decoder.get("perplexity")}
+    for name, of_model in found["models"].items():
+        for decoder, figures in of_model["decoders"].items():
+            values = figures | {"perplexity": of_model.get("perplexity")}
             values["right"] = figures.get("pass_at", {}).get("1")
             cells = {title: values.get(key) for title, key in COLUMNS.items()}
             rows.append({"model": name, "decoder": decoder} | cells)

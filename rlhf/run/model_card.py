@@ -162,13 +162,13 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
     if has_chat_template:
         found = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
         question = _quote_shortest_text(found, "Your question")
-        argument, answer = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
+        argument, index = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
     else:
-        argument, answer = _quote_shortest_text(prompts, "Your prompt"), ""
+        argument, index = _quote_shortest_text(prompts, "Your prompt"), ""
     return [
         "from transformers import pipeline",
         f'model = pipeline("text-generation", {json.dumps(folder)})',
-        f'print(model({argument})[0]["generated_text"]{answer})',
+        f'print(model({argument})[0]["generated_text"]{index})',
     ]
 
 

@@ -86,7 +86,7 @@ def replace_rank_counts(config: RunConfig) -> RunConfig:
 
 
 def ignores_job_signals() -> bool:
-    """Return True in a SLURM job: its signals also reach ranks, but are meant for the tasks."""
+    """Return True in a SLURM job: its signals reach ranks too, but only tasks handle them."""
     return "SLURM_PROCID" in os.environ
 
 

@@ -53,7 +53,7 @@ class CriticCheckConfig:
 
 @dataclass(kw_only=True)
 class BranchKeys(MethodKeys):
-    """Keys of the group ``ppo`` for true values: as targets of the critic, and for checks of it."""
+    """Keys of the group ``ppo``: values from continuations, as targets or checks of the critic."""
 
     value_targets: ValueTargets = ValueTargets.gae
     """gae; or monte_carlo (VinePPO): mean returns of continuations from each step's beginning."""

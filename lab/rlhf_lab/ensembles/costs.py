@@ -17,8 +17,8 @@ class EnsembleCosts(Costs):
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Add the weights of the further members, unless they were averaged to one model."""
         reward, shape = EnsembleKeys.of(config), model.shape
-        is_one = model.role is Role.reward and reward.combine is CombineName.warm
-        if is_one or model.role not in (Role.reward_training, Role.reward):
+        is_averaged = model.role is Role.reward and reward.combine is CombineName.warm
+        if is_averaged or model.role not in (Role.reward_training, Role.reward):
             return model
         layers = min(reward.num_own_layers(shape.layers), shape.layers)
         own = layers * shape.weights_per_layer + shape.tail + shape.embedding

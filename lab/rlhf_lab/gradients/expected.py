@@ -65,7 +65,7 @@ class TinyTask(NamedTuple):
 
     @classmethod
     def draw(cls, seed: int, group: int) -> Self:
-        """Return a random task whose groups of ``group`` answers can be listed.
+        """Return a random task that is small enough to list all groups of ``group`` answers.
 
         Raises:
             ConfigError: if the group is too large.

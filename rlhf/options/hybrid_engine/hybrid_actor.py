@@ -1,4 +1,4 @@
-"""Prepare PPO's actor for the Hybrid Engine: a section of DeepSpeed's config, adapted layers."""
+"""Prepare PPO's actor for the Hybrid Engine: a section of DeepSpeed's config, ``generate``."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def rollout_sections(run: RunFiles) -> Sequence[ChartSection]:
 
 
 def _spread_chart(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
-    """Return a chart of the median of a number over steps, with a band for eight tenths."""
+    """Return a chart of each step's median of ``name``, with a band for the middle 80 %."""
     by_step: dict[int, list[float]] = {}
     for row in rows:
         if row[name] is not None:

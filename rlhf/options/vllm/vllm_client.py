@@ -1,7 +1,7 @@
 """A client of a vLLM server, version 0.28 or later.
 
-The routes: vllm/entrypoints/rl/online/api_router.py, which the server has only if it was started
-with VLLM_SERVER_DEV_MODE=1, and vllm/entrypoints/openai/completion/protocol.py.
+vLLM's source defines the routes in vllm/entrypoints/openai/completion/protocol.py and, only for a
+server that was started with VLLM_SERVER_DEV_MODE=1, in vllm/entrypoints/rl/online/api_router.py.
 """
 
 from __future__ import annotations
