@@ -97,10 +97,11 @@ class MethodsSearchPath(SearchPathPlugin):
             search_path.append("rlhf-methods", f"file://{folder}")
 
 
-def register_methods() -> None:
-    """Let Hydra find the options of installed methods, and their keys: the config ``methods``.
+def extend_hydra() -> None:
+    """Give Hydra the options of installed methods, their keys, and this project's resolver.
 
-    Register the resolver of conf/base/ppo.yaml: a server's log-probs are corrected by default.
+    The keys are the config ``methods``. By the resolver, conf/base/ppo.yaml corrects a server's
+    log-probs by default.
     """
     OmegaConf.register_new_resolver(
         "rlhf_correction", lambda name: "token" if name == "vllm_server" else "none", replace=True
@@ -112,7 +113,7 @@ def register_methods() -> None:
 @contextmanager
 def composing(conf: Path) -> Iterator[None]:
     """Let Hydra's ``compose`` read the folder ``conf``, and what installed methods add to it."""
-    register_methods()
+    extend_hydra()
     with initialize_config_dir(str(conf.resolve()), version_base="1.3"):
         yield
 

@@ -39,7 +39,7 @@ from rlhf.config.hydra_errors import (
     refuse_words_of_other_programs,
     to_hydra_override,
 )
-from rlhf.config.hydra_parts import composing, parse_flags, register_methods, set_job_config
+from rlhf.config.hydra_parts import composing, extend_hydra, parse_flags, set_job_config
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
@@ -193,7 +193,7 @@ def set_up_process() -> None:
         sys.stderr.write(f"{advice}\n")
     require_linux()
     cap_onednn_isa()
-    register_methods()
+    extend_hydra()
 
 
 def print_help(words: Sequence[str], conf: Path) -> None:

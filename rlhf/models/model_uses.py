@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
+from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
@@ -151,8 +151,7 @@ def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, Mod
             reward = {Role.reward: scorer} if has_reward_model(config) else {}
             if config.ppo.shared_trunk:  # the actor's layers are also the critic's, the reference's
                 return {Role.actor: policy, **reward}
-            has_critic = config.ppo.advantage_estimator is AdvantageEstimator.gae
-            critic = {Role.critic: scorer} if has_critic else {}
+            critic = {Role.critic: scorer} if config.ppo.has_separate_critic else {}
             replacements = (method.reference(config, phase) for method in methods_in_use(config))
             reference = next((source for source in replacements if source is not None), policy)
             return {Role.actor: policy, **critic, Role.reference: reference, **reward}

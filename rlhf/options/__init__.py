@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.config.choices import Phase
+from rlhf.config.choices import AdvantageEstimator, Phase
 from rlhf.config.schema.checkpoint import CheckpointKeys
 from rlhf.config.schema.data import DataKeys
 from rlhf.config.schema.keys import ANSWERING_PHASES, EVERY_PHASE, Affects, always_affects
@@ -63,6 +63,11 @@ class Backend(StrEnum):
 @dataclass(kw_only=True)
 class PpoConfig(RolloutLogKeys, TurnKeys, PtxKeys, AverageKeys, CorrectionKeys, TrunkKeys, PpoKeys):
     """Settings of the PPO phase, which trains the policy against the reward model."""
+
+    @property
+    def has_separate_critic(self) -> bool:
+        """Return True if a critic is trained, as GAE requires, that is not a part of the actor."""
+        return self.advantage_estimator is AdvantageEstimator.gae and not self.shared_trunk
 
 
 @add_keys_of_methods("reward")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import ConfigError
 from rlhf.config.batches import num_ranks
-from rlhf.config.choices import AdvantageEstimator, Device, Dtype, Phase
+from rlhf.config.choices import Device, Dtype, Phase
 from rlhf.config.effects import source_run_determines
 from rlhf.config.machine_rates import GIB, Machine
 from rlhf.config.roles import SHARDED_WEIGHTS
@@ -83,12 +83,13 @@ def _combined_changes(config: RunConfig) -> Iterator[Change]:
     """Yield zero=auto with gradient checkpointing, then also with an option, or more nodes."""
     groups = _groups_without_checkpointing(config)
     words, changed = _enable_checkpointing(_set_zero_auto(config)[0], groups)
-    yield f"zero=auto {words}".strip(), changed
+    words = " ".join(filter(None, ["zero=auto", words]))
+    yield words, changed
     for saving in _options_savings(changed):
         if not saving.is_exact:
-            yield f"zero=auto {words} {saving.words}".replace("  ", " "), saving.config
+            yield f"{words} {saving.words}", saving.config
     for nodes, larger in _doubled_nodes(changed):
-        yield f"zero=auto {words} {nodes}".replace("  ", " "), larger
+        yield f"{words} {nodes}", larger
 
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:
@@ -108,12 +109,9 @@ def _set_zero_auto(config: RunConfig) -> tuple[RunConfig, str]:
 
 def _groups_without_checkpointing(config: RunConfig) -> list[str]:
     """Return the groups whose trained models keep activations that could be recomputed."""
-    order, ppo = config.phase.order, config.ppo
-    has_critic = ppo.advantage_estimator is AdvantageEstimator.gae and not ppo.shared_trunk
-    trains = {
-        "model": order != [Phase.reward],
-        "reward_model": Phase.reward in order or (Phase.ppo in order and has_critic),
-    }
+    order = config.phase.order
+    has_critic = Phase.ppo in order and config.ppo.has_separate_critic
+    trains = {"model": order != [Phase.reward], "reward_model": Phase.reward in order or has_critic}
     groups = [group for group, is_trained in trains.items() if is_trained]
     return [group for group in groups if getattr(config, group).gradient_checkpointing is not True]
 

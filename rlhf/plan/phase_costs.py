@@ -259,7 +259,7 @@ def build_sampling(
 def seconds_outside_training_steps(scene: PhaseMemory, micro: int) -> dict[str, float]:
     """Return the seconds of a supervised phase outside its steps, by activity.
 
-    The result is empty if the number of held-out examples is unknown.
+    The result is empty if no examples are held out.
     """
     if not scene.load.held_out:
         return {}
@@ -281,7 +281,7 @@ def seconds_outside_ppo_steps(
     """Return the seconds of PPO outside its steps, by activity.
 
     The policy answers held-out prompts before and after training and, with ppo.eval_every, during
-    it. The result is empty if the number of held-out prompts is unknown.
+    it. The result is empty if no prompts are held out.
     """
     config, load = scene.config, scene.load
     if not load.held_out:

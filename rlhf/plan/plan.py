@@ -72,10 +72,12 @@ class Plan:
         """Return a sentence for each thing that the user should know before the run starts."""
         found = [text for phase in self.phases for text in self._warn_of_phase(phase)]
         if self.fits and not self.is_roomy:
-            ways = "; ".join(self.roomier_overrides) or "hardware.on_oom=reduce_micro_batch"
+            remedy = "hardware.on_oom=reduce_micro_batch continues when memory runs out"
+            if ways := "; ".join(self.roomier_overrides):
+                remedy = f"What leaves more room: {ways}"
             found.append(
                 f"memory is nearly full ({self.peak_bytes / GIB:.1f} of {self.limit / GIB:.1f} GiB)"
-                f", and runs have taken up to 7 % more than planned. What leaves more room: {ways}"
+                f", and runs have taken up to 7 % more than planned. {remedy}"
             )
         return tuple(found)
 

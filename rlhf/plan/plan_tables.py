@@ -198,7 +198,7 @@ def _plan_caveats(plan: Plan) -> list[str]:
     if Phase.ppo in phases and plan.config.rollout.backend is Backend.vllm_server:
         from rlhf.options.vllm.costs import describe_server_costs
 
-        notes += describe_server_costs(plan.config)
+        notes.append(describe_server_costs(plan.config))
     if plan.machine.is_gpu and plan.machine.nodes > 1:
         notes.append(
             "before the first run on these nodes, check their links in a minute: torchrun on each "

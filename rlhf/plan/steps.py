@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from rlhf.options import DataConfig
 
 COUNTED = (".jsonl", ".csv")  # file types with one example per line
 KNOWN_SIZES: Mapping[str, int] = read_yaml_beside(__file__, "known_sizes.yaml")
+ENOUGH = sys.maxsize  # held-out examples: evaluations use as many as they may
 LARGEST = 2**30  # bytes; the lines of larger files are not counted
 
 
@@ -26,7 +28,7 @@ class Load:
     lengths: tuple[int, ...]
     """Tokens per sequence (in PPO, per prompt), sorted; every entry is equally likely."""
     held_out: int = 0
-    """Held-out examples; if the data was not read, as many as evaluations use."""
+    """Held-out examples; ``ENOUGH`` if the data was not read."""
     records: int = 0
     """Examples of all phases, which every process holds in memory; 0 if unknown."""
     answer: float | None = None
@@ -66,20 +68,9 @@ def assume_loads(config: RunConfig) -> dict[Phase, Load]:
         Phase.dpo: config.dpo.max_tokens,
         Phase.ppo: config.rollout.max_prompt_tokens,
     }
-    evaluated = {
-        Phase.sft: config.sft.eval_examples,
-        Phase.reward: config.reward.eval_examples,
-        Phase.dpo: config.dpo.eval_examples,
-        Phase.ppo: config.ppo.eval_prompts,
-    }
-    records = total_examples(config.data) or 0
+    known = {"held_out": ENOUGH, "records": total_examples(config.data) or 0}
     return {
-        phase: Load(
-            steps=count_steps(config, phase),
-            lengths=(longest[phase],),
-            held_out=evaluated[phase],
-            records=records,
-        )
+        phase: Load(steps=count_steps(config, phase), lengths=(longest[phase],), **known)
         for phase in config.phase.order
     }
 

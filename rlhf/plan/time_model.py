@@ -8,10 +8,11 @@ shares of the peak rates that a machine reaches.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from rlhf.config.machine_rates import HOST_MEMORY_BANDWIDTH
+from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.models.model_uses import Costs, ModelUse, backward_to_forward_ratio, forward_flops
 from rlhf.plan.memory_model import MemorySetting, kv_cache_bytes, layer_activation_bytes
 
@@ -72,6 +73,16 @@ class CostModel(MemorySetting):
         shares = self.efficiency
         share = shares.training if trains else shares.scoring
         return self.machine.operations * share * (shares.sharded if self.is_gathered(model) else 1)
+
+    def with_whole_weights(self) -> Self:
+        """Return the costs of a process on one of these devices that holds a whole model.
+
+        The stage is the run's, or the highest stage with whole weights if that is lower. Stage 0
+        would not do, since the precision of the weights depends on the stage.
+        """
+        stage = min(self.zero.stage, SHARDED_WEIGHTS - 1)
+        zero = replace(self.zero, stage=stage, offload_parameters=False)
+        return replace(self, machine=replace(self.machine, ranks=1, nodes=1), zero=zero)
 
     @property
     def bandwidth(self) -> float:

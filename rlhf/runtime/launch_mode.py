@@ -191,7 +191,8 @@ def refuse_variables_of_one_node(environment: Mapping[str, str]) -> None:
 
     The DeepSpeed launcher passes on what the file .deepspeed_env lists, and prints it.
     """
-    files = (folder / ".deepspeed_env" for folder in (Path.home(), Path()))
+    file_name = environment.get("DS_ENV_FILE", ".deepspeed_env")
+    files = (folder / file_name for folder in (Path.home(), Path()))
     texts = [read_user_text(file) for file in files if file.is_file()]
     passed = {line.partition("=")[0].strip() for text in texts for line in text.splitlines()}
     missing = [name for name in SETTINGS if name in environment and name not in passed]

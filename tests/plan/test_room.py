@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf.base.errors import ConfigError
 from rlhf.plan.plan import EFFICIENCY, efficiency_of, plan_run
 from rlhf.plan.plan_tables import plan_summary, render_plan
 from tests.plan.planned import Compose, changed, plan_of, run_of
@@ -78,6 +79,10 @@ def test_a_server_samples_in_its_own_time(compose: Compose) -> None:
         assert (served.hours or 0.0) > hours
         per_hour = (served.price or 0.0) / (served.hours or 1.0)
         assert per_hour == pytest.approx(price / hours * (8 + gpus) / 8)
+    with pytest.raises(
+        ConfigError, match=r"rollout\.server\.gpus=1: the policy's weights take 131"
+    ):
+        plan_of(compose, *words, "model=llama3.1_70b", "rollout.server.gpus=1")
     assert seconds[0] / 8 < seconds[1] < seconds[0] / 2, "eight wait for each other"
 
 

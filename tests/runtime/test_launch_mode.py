@@ -181,6 +181,10 @@ def test_variables_that_other_nodes_would_miss_are_refused(
         start()
     assert "hf_secret" not in str(told.value)
     del here["HF_TOKEN"]
+    here["DS_ENV_FILE"] = "others"  # DeepSpeed then reads a file of this name
+    with pytest.raises(ConfigError, match="write RLHF_CACHE=/fast"):
+        start()
+    Path(".deepspeed_env").rename("others")
     assert len(start()) == 1
     by_hand = to_run_config(compose(WAYS["by_hand"][0]))
     assert launch_commands(by_hand, Program("python", "x.py", []), {"HF_TOKEN": "hf_secret"})

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 # DeepSpeed's entries that zero.extra must not set -> our keys that set them.
 DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
-SUMS = "data_types.grad_accum_dtype"  # DeepSpeed's entry for the precision of summed gradients
 FROZEN = (Role.reference, Role.reward)
 ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
 
@@ -83,26 +82,30 @@ class ZeroKeys:
     """Entries merged last into every DeepSpeed config; for experts."""
 
 
+def _rules_of_extra_entries(extra: Mapping[str, Any]) -> dict[str, bool]:
+    """Return, by message, whether ``zero.extra`` has an entry that it must not have."""
+    reasons = {name: f"{own} sets this entry; use {own} instead" for name, own in DECIDED.items()}
+    reasons["data_types.grad_accum_dtype"] = (
+        "DeepSpeed 0.19.8 then trains with an optimizer whose masters cannot be saved; to add "
+        "gradients in fp32 use zero=stage0, or larger micro-batches"
+    )
+    return {
+        f"zero.extra.{name}={str(value).lower()}: {reason}": value is not None
+        for name, reason in reasons.items()
+        for value in [_nested_entry(extra, name)]
+    }
+
+
 def check_zero(config: RunConfig) -> None:
     """Check that the stages and the machine support the options of the group ``zero``."""
     zero, hardware, nvme = config.zero, config.hardware, config.zero.nvme_path
-    ranks, sums = hardware.nodes * hardware.ranks_per_node, _nested_entry(zero.extra, SUMS)
+    ranks = hardware.nodes * hardware.ranks_per_node
     offloads = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
     broken = {
         "zero.offload_optimizer=true: requires zero.stage=1, 2 or 3": (
             zero.offload_optimizer and zero.stage == 0
         ),
-        **{
-            f"zero.extra.{name}={str(value).lower()}: {own} sets this entry; use {own} instead": (
-                value is not None
-            )
-            for name, own in DECIDED.items()
-            for value in [_nested_entry(zero.extra, name)]
-        },
-        f"zero.extra.{SUMS}={sums}: DeepSpeed 0.19.8 then trains with an optimizer whose masters "
-        "cannot be saved; to add gradients in fp32 use zero=stage0, or larger micro-batches": (
-            sums is not None
-        ),
+        **_rules_of_extra_entries(zero.extra),
         **{
             f"zero.{name}={format_value(value)} with "
             f"{', '.join(f'{stage}={n}' for stage, n in stages.items())}: requires sharded "

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.cpu import num_usable_cores
 from rlhf.config.batches import divide_cores, num_ranks, rollout_plan
 from rlhf.config.choices import Device
-from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.keys import format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.plan.savings import Saving
@@ -81,17 +80,9 @@ def _plan_process(
     It decodes ``rows`` responses at once, like a rank. If a rank decodes all its responses at
     once, the process decodes its whole share, or rollout.max_rows, at once.
     """
-    at = scene.at
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers
-    # Use the run's stage, or the highest stage with whole weights if that is lower. Stage 0 would
-    # not do, since the precision of the weights depends on the stage.
-    stage = min(at.zero.stage, SHARDED_WEIGHTS - 1)
-    zero = replace(at.zero, stage=stage, offload_parameters=False)
-    process = replace(
-        scene,
-        at=replace(at, machine=replace(at.machine, ranks=1, nodes=1), zero=zero),
-        models=(replace(scene.models[0], trained=0, fp32_copies=()),),
-    )
+    policy = replace(scene.models[0], trained=0, fp32_copies=())
+    process = replace(scene, at=scene.at.with_whole_weights(), models=(policy,))
     most = scene.config.rollout.max_rows or share
     rows = most if rows == rollout_plan(scene.config).per_rank else min(rows, most)
     return plan_rollout(process, share, min(rows, share))

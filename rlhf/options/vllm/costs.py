@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlhf.base.errors import ConfigError
 from rlhf.config.choices import Phase
-from rlhf.config.roles import SHARDED_WEIGHTS
+from rlhf.config.machine_rates import GIB
 from rlhf.config.schema.run import RunConfig
 from rlhf.plan import memory_model
 from rlhf.plan.phase_plan import PhasePlan
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 # timed. Products read weights at three quarters of the bandwidth, and an all-reduce of one token's
 # activations within a node takes tens of microseconds.
 SERVER = {"bandwidth": 0.75, "message_seconds": 30e-6}
-FILLED = 0.9  # share of a GPU that vLLM takes (--gpu-memory-utilization)
+SHARE_OF_VLLM = 0.9  # of a GPU's memory (--gpu-memory-utilization)
 
 
 def plan_server_rollout(
@@ -44,35 +45,37 @@ def plan_server_rollout(
 def _server_seconds(
     scene: PhaseMemory, build_sampling: Callable[..., Sampling], responses: int, gpus: int
 ) -> float:
-    """Return the seconds in which ``gpus`` GPUs, which share the weights, sample ``responses``."""
+    """Return the seconds in which ``gpus`` GPUs, which share the weights, sample ``responses``.
+
+    Raises:
+        ConfigError: if the GPUs cannot hold the weights and one response.
+    """
     at, config, actor = scene.at, scene.config, scene.models[0]
     size = at.bytes_per_weight(actor)
     tokens = config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1]
     row = memory_model.kv_cache_bytes(actor.shape, rows=1, tokens=tokens, size=size)
-    room = gpus * at.machine.memory * FILLED - actor.weights * size
-    rows = min(responses, max(1, int(room / row)))
-    server = replace(
-        at,
-        machine=replace(at.machine, ranks=1, nodes=1),
-        zero=replace(at.zero, stage=min(at.zero.stage, SHARDED_WEIGHTS - 1)),
-        efficiency=replace(at.efficiency, **SERVER),
-    )
+    room = gpus * at.machine.memory * SHARE_OF_VLLM - actor.weights * size
+    if (rows := min(responses, int(room / row))) < 1:
+        raise ConfigError(
+            f"rollout.server.gpus={gpus}: the policy's weights take "
+            f"{actor.weights * size / GIB:.0f} GiB, and a response {row / GIB:.1f}, which these "
+            "GPUs cannot hold; use more GPUs for the server, or null to leave its time out"
+        )
+    server = replace(at.with_whole_weights(), efficiency=replace(at.efficiency, **SERVER))
     # Each GPU has its share of the rows' products, and of the heads of all rows.
     how = build_sampling(scene, responses=math.ceil(responses / gpus), rows=math.ceil(rows / gpus))
     shared = replace(how, tensor_parallel=gpus, shared=config.ppo.responses_per_prompt)
     return sampling_seconds(server, actor, shared)
 
 
-def describe_server_costs(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence on what a plan with a server includes."""
-    gpus = config.rollout.server.gpus
-    if gpus is None:
-        yield (
+def describe_server_costs(config: RunConfig) -> str:
+    """Return a sentence on what a plan with a server includes."""
+    if (gpus := config.rollout.server.gpus) is None:
+        return (
             "the time does not include generation, which a vLLM server does on GPUs that no rank "
             "uses; rollout.server.gpus=N plans it on N GPUs of the ranks' kind"
         )
-    else:
-        yield (
-            f"generation is planned on {gpus} more GPUs of the ranks' kind, for the vLLM server; "
-            "the price includes them, the time of sending weights is not counted"
-        )
+    return (
+        f"generation is planned on {gpus} more GPUs of the ranks' kind, for the vLLM server; the "
+        "price includes them, the time of sending weights is not counted"
+    )

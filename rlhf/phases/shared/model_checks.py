@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.config.choices import AdvantageEstimator, ModelInit, Phase
+from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.roles import (
     given_reward_model,
     has_reward_model,
@@ -77,8 +77,7 @@ def require_positions(config: RunConfig, _: Container[Phase]) -> None:
 def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
     """Raise an error if the reward model or critic cannot be built, or has no trained head."""
     ppo, (key, model) = config.ppo, reward_model_base(config)
-    has_critic = ppo.advantage_estimator is AdvantageEstimator.gae and not ppo.shared_trunk
-    scores = Phase.ppo in phases and (has_critic or has_reward_model(config))
+    scores = Phase.ppo in phases and (ppo.has_separate_critic or has_reward_model(config))
     if scores and Phase.reward not in config.phase.order and key == "reward_model":
         source = ModelSource.from_config(model, key=key)
         if model.init is ModelInit.pretrained and Path(str(source.path)).is_dir():
@@ -97,7 +96,7 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         raise CapabilityError(
             f"{key}: transformers has no reward model for model_type={kind}: use "
             "model@reward_model=... (another family, with the same tokenizer), or "
-            f"phase=pipeline_rule{critic if has_critic else ''} (docs/rewards.md)"
+            f"phase=pipeline_rule{critic if ppo.has_separate_critic else ''} (docs/rewards.md)"
         )
 
 

@@ -20,7 +20,6 @@ from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.phases.shared.scoring import JudgeScores
 from tests.conftest import Compose
 from tests.models_on_disk import save_models
-from tests.needs_lab import needs_lab
 from tests.plain_engine import PlainEngine
 
 
@@ -113,7 +112,6 @@ def test_with_adapters_the_reference_is_the_actor_without_them(built: Built) -> 
     assert both_learn.models.reference.given["role"] is Role.reference
 
 
-@needs_lab
 def test_a_teacher_takes_the_place_of_the_reference(built: Built, tmp_path: Path) -> None:
     save_models(tmp_path / "other", policy="some words", reward="some words")
     teacher = tmp_path / "other" / "policy"
