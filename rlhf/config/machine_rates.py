@@ -133,6 +133,7 @@ class Machine:
     nodes: int
     is_gpu: bool
     dtype: Dtype
+    fp32_logits: bool
     memory: float
     host_memory_of_node: float
     operations: float
@@ -189,6 +190,7 @@ def machine_of(hardware: HardwareConfig, rates: CpuRates | None = None) -> Machi
         nodes=hardware.nodes,
         is_gpu=is_gpu,
         dtype=dtype,
+        fp32_logits=hardware.keeps_fp32_logits,
         memory=memory / share,
         host_memory_of_node=host,
         operations=tflops * 1e12 / share,

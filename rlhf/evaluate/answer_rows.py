@@ -128,8 +128,8 @@ class Evaluator:
         tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
         if tokenizer_identity(tokenizer) != tokenizer_identity(self.context.tokenizer):
             raise ConfigError(
-                f"{folder}: its tokenizer is not that of {self.context.run_dir}; evaluate each run "
-                "by itself, or start the other with from_run"
+                f"{folder} has another tokenizer than {self.context.run_dir}; evaluate each run by "
+                f"itself, or train this model again with from_run={self.context.run_dir}"
             )
         return self._build_policy(ModelSource.from_folder(folder, base=self.config.model))
 
@@ -186,7 +186,8 @@ class Evaluator:
         return all(score == 1 for score in rules) if rules else None
 
     def _build_policy(self, source: ModelSource) -> AnyEngine:
-        model = LanguageModel(build_actor(source, self.context.tokenizer, seed=0))
+        actor = build_actor(source, self.context.tokenizer, seed=0)
+        model = LanguageModel(actor, fp32_logits=self.config.hardware.keeps_fp32_logits)
         return self._build_frozen_engine(model, Role.reference)
 
     def _load_reward_model(self) -> AnyEngine | None:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.types import LogprobOptions, SequenceBatch, TokenLogprobs, TokenModel, TokenPositions
 from rlhf.models.families import family_of
-from rlhf.models.output_layer import DEFAULT_OPTIONS, fused_logprobs, token_logprobs
+from rlhf.models.output_layer import (
+    DEFAULT_OPTIONS,
+    fused_logprobs,
+    token_logprobs,
+    unrounded_logits,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,8 +28,11 @@ class OutputLayer(nn.Linear):
     """An output layer that can return log-probabilities of given tokens without storing logits.
 
     The log-probabilities are computed inside ``forward``, because ZeRO-3 gathers the layer's weight
-    only for its own forward and backward pass.
+    only for its own forward and backward pass. With ``keeps_fp32``, logits are not rounded to 16
+    bits, except logits (..., V) that autograd records.
     """
+
+    keeps_fp32 = False  # a decoder of the same weights reads it too
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> OutputLayer:
@@ -37,22 +46,28 @@ class OutputLayer(nn.Linear):
         self, hidden: Tensor, ids_N: Tensor | None = None, options: LogprobOptions = DEFAULT_OPTIONS
     ) -> Tensor | TokenLogprobs:
         """Return logits (..., V), or, given ``ids_N``, log-probs (N,) of the ids at ``hidden``."""
-        if ids_N is None:
-            return super().forward(hidden)
-        return fused_logprobs(hidden, self.weight, self.bias, ids_N, options)
+        layer = (self.weight, self.bias)
+        if ids_N is not None:
+            return fused_logprobs(hidden, *layer, ids_N, options, keeps_fp32=self.keeps_fp32)
+        if self.keeps_fp32 and not torch.is_grad_enabled():
+            return unrounded_logits(hidden, *layer)
+        return super().forward(hidden)
 
 
 class LanguageModel(nn.Module):
     """A language model that returns log-probs of chosen tokens; saving writes ``pretrained``.
 
     Sequences are padded on the right. In causal attention no token attends to the padding after it,
-    so no mask is needed, and positions count from 0 in every row.
+    so no mask is needed, and positions count from 0 in every row. ``fp32_logits`` has no effect on
+    a model that scales or caps its logits.
     """
 
-    def __init__(self, pretrained: PreTrainedModel) -> None:
+    def __init__(self, pretrained: PreTrainedModel, *, fp32_logits: bool = False) -> None:
         super().__init__()
         self.pretrained = pretrained
         self.is_plain = replace_output_layer(pretrained)
+        if self.is_plain:
+            pretrained.get_output_embeddings().keeps_fp32 = fp32_logits
 
     def forward(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions = DEFAULT_OPTIONS

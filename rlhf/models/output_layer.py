@@ -15,6 +15,7 @@ from torch.nn import functional
 from rlhf.base.types import LogprobOptions, TokenLogprobs
 from rlhf.kernels import kernels_for
 from rlhf.kernels.cpu.cpu_layers import apply_linear
+from rlhf.kernels.fp32_logits import fp32_logits
 from rlhf.kernels.interfaces import LogprobsKernel
 
 ALIGNMENT = 16  # rows of logits on a GPU start at multiples of this, so that reads are wide
@@ -53,17 +54,17 @@ def fused_logprobs(
     ids_N: Tensor,
     options: LogprobOptions = DEFAULT_OPTIONS,
     *,
+    keeps_fp32: bool = False,
     block: Block | None = None,
 ) -> TokenLogprobs:
     """Return the log-probability of each token under softmax((W hidden + b) / temperature).
 
     Logits are computed one ``block`` at a time, and again in the backward pass, so that no tensor
     of shape (N, V) exists. Matrices are multiplied in autocast's dtype or, without autocast, in the
-    dtype of ``hidden_NH``. The softmax is computed in fp32.
+    dtype of ``hidden_NH``. With ``keeps_fp32`` the logits are not rounded to this dtype, only their
+    gradient is. The softmax is computed in fp32.
     """
-    device = hidden_NH.device.type
-    is_cast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if is_cast else hidden_NH.dtype
+    device, dtype = hidden_NH.device.type, _dtype_of_products(hidden_NH)
     with torch.autocast(device, enabled=False):
         logprobs_N, entropy_N = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden_NH.to(dtype),
@@ -71,9 +72,25 @@ def fused_logprobs(
             None if bias_V is None else bias_V.to(dtype),
             ids_N,
             options,
-            *((block, block) if block else BLOCKS[device == "cpu"]),
+            keeps_fp32 and dtype.itemsize < torch.float32.itemsize,
+            (block, block) if block else BLOCKS[device == "cpu"],
         )
     return TokenLogprobs(logprobs_N.float(), entropy_N.float() if options.with_entropy else None)
+
+
+def unrounded_logits(hidden: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+    """Return fp32 logits (..., V) of ``hidden`` (..., H), which autograd does not record."""
+    dtype = _dtype_of_products(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits_NV = fp32_logits(hidden.to(dtype).flatten(0, -2), weight_VH.to(dtype), bias_V)
+    return logits_NV.view(*hidden.shape[:-1], -1)
+
+
+def _dtype_of_products(hidden: Tensor) -> torch.dtype:
+    """Return the dtype in which matrices are multiplied: autocast's, or that of ``hidden``."""
+    device = hidden.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_cast else hidden.dtype
 
 
 def token_logprobs(
@@ -103,24 +120,26 @@ class _FusedLogprobs(torch.autograd.Function):
         bias_V: Tensor | None,
         ids_N: Tensor,
         options: LogprobOptions,
-        block: Block,
-        gradient_block: Block,
+        keeps_fp32: bool,
+        blocks: tuple[Block, Block],
     ) -> tuple[Tensor, Tensor]:
+        block, gradient_block = blocks
         columns = _split_range(len(weight_VH), block.vocabulary)
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         log_sum_KN, entropy_KN = hidden_NH.new_empty((2, len(columns), len(ids_N)), dtype=exact)
         picked_N = torch.empty_like(log_sum_KN[0])
         for rows in _split_range(len(ids_N), block.tokens):
             for k, column in enumerate(columns):
-                logits_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
+                logits_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column, keeps_fp32)
                 outs = (log_sum_KN[k, rows], entropy_KN[k, rows], picked_N[rows])
                 _reduce_block(logits_RW, ids_N[rows] - column.start, options, outs)
+                del logits_RW  # before the next block is allocated
         log_sum_N = log_sum_KN.logsumexp(dim=0)
         # Chain rule: entropy over all ids = entropy over blocks + mean entropy within a block.
         log_share_KN = log_sum_KN - log_sum_N
         entropy_KN -= log_share_KN.clamp(min=LEAST_LOG)
         entropy_N = (log_share_KN.exp() * entropy_KN).sum(dim=0)
-        ctx.options, ctx.block = options, gradient_block
+        ctx.options, ctx.keeps_fp32, ctx.block = options, keeps_fp32, gradient_block
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, ids_N, log_sum_N, entropy_N)
         if not options.entropy_gradient:
             ctx.mark_non_differentiable(entropy_N)
@@ -145,8 +164,11 @@ class _FusedLogprobs(torch.autograd.Function):
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:
                     given = [x_N[rows] for x_N in (log_sum_N, entropy_N, *slopes)]
-                    slope_RW = _block_logits(hidden_NH[rows], weight_VH, bias_V, column)
+                    slope_RW = _block_logits(
+                        hidden_NH[rows], weight_VH, bias_V, column, ctx.keeps_fp32
+                    )
                     _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
+                    slope_RW = slope_RW.to(hidden_NH.dtype)
                     if hidden_gradient is not None:
                         hidden_gradient[rows].add_(apply_linear(slope_RW, weight_VH[column].T))
                     if sum_WH is not None and is_rounded:
@@ -155,6 +177,7 @@ class _FusedLogprobs(torch.autograd.Function):
                         sum_WH.addmm_(slope_RW.T, hidden_NH[rows], beta=min(rows.start, 1))
                     if bias_gradient is not None:
                         bias_gradient[column].add_(slope_RW.sum(dim=0, dtype=exact))
+                    del slope_RW
                 if part_WH is not None and sum_WH is not None and is_rounded:
                     part_WH.copy_(sum_WH)
         exact_gradients = (hidden_gradient, weight_gradient, bias_gradient)
@@ -163,14 +186,20 @@ class _FusedLogprobs(torch.autograd.Function):
 
 
 def _block_logits(
-    hidden_RH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, column: slice
+    hidden_RH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    column: slice,
+    keeps_fp32: bool,
 ) -> Tensor:
     weight_WH, bias_W = weight_VH[column], None if bias_V is None else bias_V[column]
     padding = -len(weight_WH) % ALIGNMENT
     if not padding or hidden_RH.device.type == "cpu":
-        return apply_linear(hidden_RH, weight_WH, bias_W)
-    size = len(weight_WH)
-    logits_RW = hidden_RH.new_empty(len(hidden_RH), size + padding)[:, :size]
+        return (fp32_logits if keeps_fp32 else apply_linear)(hidden_RH, weight_WH, bias_W)
+    size, dtype = len(weight_WH), torch.float32 if keeps_fp32 else hidden_RH.dtype
+    logits_RW = hidden_RH.new_empty(len(hidden_RH), size + padding, dtype=dtype)[:, :size]
+    if keeps_fp32:
+        return fp32_logits(hidden_RH, weight_WH, bias_W, out=logits_RW)
     if bias_W is None:
         return torch.mm(hidden_RH, weight_WH.T, out=logits_RW)
     return torch.addmm(bias_W, hidden_RH, weight_WH.T, out=logits_RW)

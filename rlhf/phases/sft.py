@@ -99,7 +99,7 @@ class SftTrainer:
         )
         require_enough_positions(model, config.sft.max_tokens, key="model", wanted="sft.max_tokens")
         self.engine = build_engine(
-            LanguageModel(model),
+            LanguageModel(model, fp32_logits=config.hardware.keeps_fp32_logits),
             role=Role.sft,
             optimizer=optimizer_settings(
                 config, config.sft, Phase.sft, Role.sft, total_steps=total_steps

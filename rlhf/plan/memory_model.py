@@ -20,7 +20,9 @@ from rlhf.options import ZeroConfig
 HALF, SINGLE = 2, 4  # bytes per element
 CPU_BLOCK = (1024, 2048)  # tokens and vocabulary entries whose logits exist at the same time
 GPU_BLOCK = (1024, None)  # None: all vocabulary entries (rlhf/models/output_layer.py)
-TORCH_TOKENS = 256  # without a kernel, torch copies the logits of this many tokens twice in fp32
+# Without a kernel, torch copies the logits of this many tokens in fp32: once, or if they are 16-bit
+# numbers, twice.
+TORCH_TOKENS = 256
 LONGEST = 512  # most tokens per sequence for matmul attention (rlhf/kernels/cpu/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
@@ -193,8 +195,11 @@ def logit_bytes(at: MemorySetting, model: ModelUse, *, positions: int) -> int:
     if model.is_scorer:
         return 0
     most, entries = GPU_BLOCK if at.machine.is_gpu else CPU_BLOCK
-    width, size = min(entries or model.shape.vocab, model.shape.vocab), at.bytes_per_weight(model)
-    return width * (min(most, positions) * size + min(TORCH_TOKENS, positions) * 2 * SINGLE)
+    width = min(entries or model.shape.vocab, model.shape.vocab)
+    size, copies = at.bytes_per_weight(model), 2
+    if at.machine.fp32_logits:
+        size, copies = SINGLE, 1
+    return width * (min(most, positions) * size + min(TORCH_TOKENS, positions) * copies * SINGLE)
 
 
 def no_grad_pass_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, tokens: int) -> int:

@@ -94,6 +94,23 @@ def test_half_precision_is_left_before_the_softmax(dtype: torch.dtype) -> None:
     assert half.logprobs_BT.equal(single.logprobs_BT)
 
 
+def test_fp32_logits_are_not_rounded_between_two_precisions() -> None:
+    given = layer(count=64)._replace(bias_V=None)
+    half = [x.detach().bfloat16().mul(4).requires_grad_() for x in given[:2]]
+    exact = [x.detach().double().requires_grad_() for x in half]
+    expected = fused_logprobs(*exact, None, given.ids_N)
+    errors = {}
+    for keeps_fp32 in (False, True):
+        found = fused_logprobs(*half, None, given.ids_N, keeps_fp32=keeps_fp32, block=Block(20, 16))
+        errors[keeps_fp32] = (found.logprobs_N - expected.logprobs_N).abs().max()
+    assert errors[False] > 1e-2
+    assert errors[True] < 1e-5
+    gradients = torch.autograd.grad(found.logprobs_N.sum(), half)
+    wanted = torch.autograd.grad(expected.logprobs_N.sum(), exact)
+    for gradient, want in zip(gradients, wanted, strict=True):  # rounded once, or in slopes
+        assert_close(gradient.double(), want, atol=float(want.abs().max()) * 2**-7)
+
+
 @ways
 @quick
 @given(keep=keeps(), seed=seeds, value=garbage)
@@ -200,7 +217,8 @@ def test_softmaxes_in_blocks_have_the_gradient_of_their_differences() -> None:
 
     def found(*leaves: Tensor) -> tuple[Tensor, ...]:
         options = LogprobOptions(0.8, entropy_gradient=True)
-        return _FusedLogprobs.apply(*leaves, given.ids_N, options, Block(5, 7), Block(3, 20))
+        blocks = (Block(5, 7), Block(3, 20))
+        return _FusedLogprobs.apply(*leaves, given.ids_N, options, False, blocks)
 
     assert torch.autograd.gradcheck(found, given[:3], fast_mode=True)  # along random directions
 

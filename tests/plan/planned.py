@@ -73,6 +73,7 @@ def machine(**changes: Any) -> Machine:
         "nodes": 2,
         "is_gpu": True,
         "dtype": Dtype.bf16,
+        "fp32_logits": False,
         "memory": 80 * 2**30,
         "host_memory_of_node": 1000 * 2**30,
         "operations": 1e6,

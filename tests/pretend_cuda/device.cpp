@@ -560,6 +560,16 @@ void product(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* s
   run(operation, stack);
 }
 
+// A GPU multiplies 16-bit matrices into fp32 sums; for a CPU torch has no such product.
+at::Tensor product_in_fp32(const at::Tensor& a, const at::Tensor& b, at::ScalarType wanted) {
+  return at::mm(a.to(wanted), b.to(wanted));
+}
+
+at::Tensor& product_in_fp32_out(const at::Tensor& a, const at::Tensor& b, at::ScalarType wanted,
+                                at::Tensor& out) {
+  return at::mm_out(out, a.to(wanted), b.to(wanted));
+}
+
 // A GPU's softmax can read fp16 and write fp32. A CPU's cannot: its input is converted before, and
 // the gradient of its input after.
 void softmax(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack* stack) {
@@ -668,6 +678,11 @@ int64_t attention_of(const at::Tensor& query, const at::Tensor&, const at::Tenso
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("mm.dtype", &product_in_fp32);
+  m.impl("mm.dtype_out", &product_in_fp32_out);
+}
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", &empty);

@@ -12,17 +12,20 @@ from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.base.errors import CapabilityError
 from rlhf.models.families import FAMILIES as TABLE
 from rlhf.models.families import find_decoder_modules
+from rlhf.models.language_model import LanguageModel
 from rlhf.options.lora.models import adapter_of
 from rlhf.rollout.decoders import projections
 from rlhf.rollout.decoders.compiled import CompiledDecoder, can_compile
 from rlhf.rollout.decoders.fused import FusedDecoder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
+from rlhf.rollout.decoders.via_cache import CacheDecoder
 from tests.rollout.decoder_checks import (
     CHECKS,
     FAMILIES,
     Rows,
     check_logprobs,
     check_rows_are_extended,
+    padded,
     some_prompts,
     tiny_model,
 )
@@ -116,6 +119,36 @@ def test_plain_projections_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(projections, "can_pack_weights", lambda *_: False)
     for name in FAST:
         check_rows_are_extended(tiny_model(name), family)
+
+
+def cached(
+    model: PreTrainedModel, rows: int, tokens: int, dtype: torch.dtype = torch.float32
+) -> CacheDecoder:
+    device = torch.device("cpu")
+    return CacheDecoder(model.to(dtype), rows=rows, tokens=tokens, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("make", [family, compiled, cached])
+@pytest.mark.parametrize("name", ["opt-350m", "llama", "bloom"])
+@torch.no_grad()
+def test_fp32_logits_round_to_those_of_half_precision(name: str, make: Maker) -> None:
+    if make is not cached and name not in FAST:
+        pytest.skip("only the model's own forward pass decodes this family")
+    prompts = padded(some_prompts())
+    whole, rounded = (
+        make(LanguageModel(tiny_model(name), fp32_logits=keeps).pretrained, 4, 24, torch.bfloat16)
+        for keeps in (True, False)
+    )
+    ids, positions = torch.tensor([7, 8, 9, 10]), prompts.lengths
+    for step in (
+        lambda decoder: decoder.prefill(prompts, first_row=0),
+        lambda decoder: decoder.decode(ids, positions),
+    ):
+        exact_NV, half_NV = step(whole), step(rounded)
+        assert (exact_NV.dtype, half_NV.dtype) == (torch.float32, torch.bfloat16)
+        assert not exact_NV.equal(exact_NV.bfloat16().float())
+        # Sums in another order may round to the neighbour.
+        assert ((exact_NV - half_NV).abs() <= 2**-8 * half_NV.abs() + 1e-4).all()
 
 
 @pytest.mark.parametrize("make", [family, compiled])

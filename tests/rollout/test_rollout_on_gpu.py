@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_responses import join_rows
-from rlhf.base.types import PromptBatch
+from rlhf.base.types import PromptBatch, SequenceBatch, pad_rows
 from rlhf.config.choices import Dtype
 from rlhf.config.roles import Role
 from rlhf.data.collate import collate_prompts
@@ -24,7 +24,7 @@ from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.kernels import kernels_for
 from rlhf.models.families import find_decoder_modules
-from rlhf.models.language_model import LanguageModel
+from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
 from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
@@ -112,10 +112,16 @@ def test_fp32_responses_are_those_of_the_cpu(gpu: Gpu, name: str) -> None:
         assert generated(make(model), GPU) == expected, make.__name__
 
 
-def engine_of(model: PreTrainedModel, *, stage: int = 0, dtype: Dtype = Dtype.fp32) -> TorchEngine:
+def engine_of(
+    model: PreTrainedModel,
+    *,
+    stage: int = 0,
+    dtype: Dtype = Dtype.fp32,
+    fp32_logits: bool = False,
+) -> TorchEngine:
     settings = EngineSettings(zero=zero_config(stage=stage), dtype=dtype)
-    ranks = Ranks(0, 1, GPU)
-    return TorchEngine(LanguageModel(model), role=Role.actor, settings=settings, ranks=ranks)
+    module, ranks = LanguageModel(model, fp32_logits=fp32_logits), Ranks(0, 1, GPU)
+    return TorchEngine(module, role=Role.actor, settings=settings, ranks=ranks)
 
 
 @pytest.mark.parametrize("name", ["opt", "llama", "qwen3"])
@@ -412,3 +418,28 @@ def test_a_model_that_is_trained_answers(
     lengths_B = responses.keep_BT.sum(dim=1)
     assert (responses.ended_B | (lengths_B == LIMIT)).all()
     assert responses.logprobs_BT[responses.keep_BT].lt(0).all()
+
+
+# By the model's own forward pass only the logits could differ; the fused layers round elsewhere.
+@pytest.mark.parametrize(("is_fused", "bound"), [(True, 0.1), (False, 1e-5)])
+def test_rollout_and_training_keep_fp32_logits(gpu: Gpu, is_fused: bool, bound: float) -> None:
+    finder = find_decoder_modules if is_fused else lambda *_, **__: None
+    sampled, trained = {}, {}
+    for fp32_logits in (False, True):
+        model = tiny_model("llama")
+        engine = engine_of(model, dtype=Dtype.bf16, fp32_logits=fp32_logits)
+        batch = prompts()
+        rollout = rollout_of(Ranks(0, 1, GPU), dtype=torch.bfloat16)
+        responses = replace(rollout, find_modules=finder).generate(engine, batch)
+        texts = zip(unpad_prompts(batch), responses.ids_BT.tolist(), strict=True)
+        ids_BS, attend_BS = pad_rows([prompt + answer for prompt, answer in texts], pad_id=0)
+        keep_BS = attend_BS.clone()
+        for row, length in enumerate(LENGTHS):
+            keep_BS[row, :length] = False
+        asked = SequenceBatch(*(each.to(GPU) for each in (ids_BS, attend_BS, keep_BS)))
+        with torch.no_grad():
+            trained[fp32_logits] = kept_token_logprobs(engine, asked)
+        sampled[fp32_logits] = responses.logprobs_BT[responses.keep_BT]
+    for found in (sampled, trained):
+        assert 1e-4 < (found[True] - found[False]).abs().max() < 0.1
+    assert (sampled[True] - trained[True]).abs().max() < bound

@@ -67,6 +67,7 @@ def test_healthy_run_raises_none() -> None:
         ("kl_runaway", {"ppo/kl_per_token": [0.1, 0.7, 0.7, 0.1, 0.7, 0.7, 0.7, 0.7]}, 6),
         ("reference_mismatch", {"ppo/kl_to_reference_k3": [0.02, 0.02]}, 0),
         ("rollout_mismatch", {"ppo/logprob_mismatch": [0.09, 0.01]}, 0),
+        ("rollout_outliers", {"ppo/logprob_mismatch_share": [0.15, 0.25]}, 1),
         ("few_samples", {"ppo/rollout_sample_size": [0.9, 0.2, 0.29, 0.29]}, 3),
         ("clipping", {"ppo/clipfrac": [0.3] * 6}, 2),
         ("entropy_collapse", {"ppo/entropy": [*[2.0] * 5, 0.09, 0.09, 0.09]}, 7),

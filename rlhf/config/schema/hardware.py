@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhf.base.errors import refuse_broken_rule
-from rlhf.config.choices import Device, Dtype, Kernels, OnOom
+from rlhf.config.choices import Device, Dtype, Kernels, OnOom, When
 from rlhf.config.schema.keys import (
     ABOVE_0,
     ABOVE_0_TO_1,
@@ -14,6 +14,7 @@ from rlhf.config.schema.keys import (
     ROWS,
     AtResume,
     key,
+    needs,
 )
 
 
@@ -31,6 +32,8 @@ class HardwareConfig:
     """CPU cores that a rank computes on; null: an equal share, also of sampling processes."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
+    fp32_logits: When = key(unread=[needs("dtype", "auto", "bf16", "fp16")])
+    """Do not round logits to 16 bits; auto: on GPUs, where this costs little."""
     kernels: Kernels = key(at_resume=AtResume.rounding)
     """auto: compare kernels with torch on a GPU first; checked: on a CPU too; off: only torch."""
     batch_size: int = key(ROWS, affects=NO_PHASE, at_resume=AtResume.fixed)
@@ -65,6 +68,13 @@ class HardwareConfig:
     """GB/s that the NVMe drives of a node read."""
     price_per_hour: float | None = key(AT_LEAST_0, affects=NO_PHASE)
     """Price of one node in US dollars per hour; null: unknown."""
+
+    @property
+    def keeps_fp32_logits(self) -> bool:
+        """Return True if logits of 16-bit models are not rounded to 16 bits."""
+        if self.fp32_logits is When.auto:
+            return self.device is Device.cuda
+        return self.fp32_logits is When.always
 
 
 def check_hardware(hardware: HardwareConfig) -> None:

@@ -51,9 +51,9 @@ class PhaseConfig:
 
 AlarmName = StrEnum(
     "AlarmName",
-    "not_finite reference_mismatch rollout_mismatch no_change kl_runaway few_samples clipping "
-    "entropy_collapse length few_end duplicates critic_useless score_against_gold fallbacks "
-    "equal_scores equal_groups blind_updates",
+    "not_finite reference_mismatch rollout_mismatch rollout_outliers no_change kl_runaway "
+    "few_samples clipping entropy_collapse length few_end duplicates critic_useless "
+    "score_against_gold fallbacks equal_scores equal_groups blind_updates",
 )
 """Alarms during training (docs/troubleshooting.md)."""
 

@@ -69,7 +69,7 @@ class _Heads(ctypes.Structure):
 class _Linear(ctypes.Structure):
     _fields_ = [
         *_struct_fields(_Pointer, "packed bias next"),
-        *_struct_fields(_Size, "x y other inputs outputs activation combine"),
+        *_struct_fields(_Size, "x y other inputs outputs activation combine keeps_fp32"),
     ]
 
 
@@ -147,9 +147,9 @@ class DecodeProgram:
         self._scratch: list[Tensor] = []
         self._kept: list[Any] = []  # references to the objects that the steps point to
 
-    def add_buffer(self, width: int) -> int:
-        """Add a buffer of ``width`` numbers per token; return its index."""
-        self._scratch.append(torch.empty(0, width, dtype=self._dtype))
+    def add_buffer(self, width: int, dtype: torch.dtype | None = None) -> int:
+        """Add a buffer of ``width`` numbers per token, by default rounded; return its index."""
+        self._scratch.append(torch.empty(0, width, dtype=dtype or self._dtype))
         return len(self._scratch) - 1
 
     def add_linear(
@@ -166,6 +166,7 @@ class DecodeProgram:
 
         ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. The weight is
         copied into the order in which the step reads it. bf16 requires an even number of inputs.
+        A buffer ``y`` of fp32 numbers gets the sums unrounded.
         """
         outputs, inputs = layer.weight_OI.shape
         sizes = (_Size(outputs), _Size(inputs))
@@ -176,7 +177,8 @@ class DecodeProgram:
         self._library.decode_pack(next(pointers), *sizes, next(pointers))
         bias = None if layer.bias_O is None else self._address_of(self._as_contiguous(layer.bias_O))
         sizes_and_choices = (x, y, other, inputs, outputs, activation, combine)
-        step = _Linear(self._address_of(packed), bias, None, *sizes_and_choices)
+        keeps_fp32 = self._scratch[y].dtype is torch.float32
+        step = _Linear(self._address_of(packed), bias, None, *sizes_and_choices, keeps_fp32)
         if self._last_linear is not None:
             self._last_linear.next = ctypes.addressof(step)
         self._last_linear = step

@@ -8,6 +8,7 @@ typedef struct Linear {
     const struct Linear *next; /* the program's next linear layer, or null */
     int64_t x, y, other;       /* buffers */
     int64_t inputs, outputs, activation, combine;
+    int64_t keeps_fp32; /* true if the buffer y holds fp32 numbers */
 } Linear;
 
 static inline vec activated(vec x, int64_t activation) {
@@ -32,7 +33,8 @@ static void finish(const Linear *l, const Pass *pass, const float *sums, int64_t
             vec x = activated(load(sums + i * width + o) + bias, l->activation);
             if (l->combine == PLUS) x += load_numbers(pass->buffers[l->other] + at, end - o);
             if (l->combine == TIMES) x *= load_numbers(pass->buffers[l->other] + at, end - o);
-            store_numbers(pass->buffers[l->y] + at, x, end - o);
+            if (l->keeps_fp32) store_floats((float *)pass->buffers[l->y] + at, x, end - o);
+            else store_numbers(pass->buffers[l->y] + at, x, end - o);
         }
     }
 }

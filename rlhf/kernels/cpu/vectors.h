@@ -174,6 +174,13 @@ static inline void store_numbers(number *to, vec x, int64_t count) {
 
 #endif
 
+/* Store the first `count` lanes, at most all, without rounding. */
+static inline void store_floats(float *to, vec x, int64_t count) {
+    float lanes[LANES];
+    store(count < LANES ? lanes : to, x);
+    if (count < LANES) memcpy(to, lanes, count * sizeof(float));
+}
+
 /* The numbers that one instruction multiplies with as many others, and adds to a vector of sums. */
 #if HALF && ISA >= AVX512_BF16
 enum { WIDTH = 2 * LANES };

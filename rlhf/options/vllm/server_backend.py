@@ -32,7 +32,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.shapes import shape_of
-from rlhf.options.vllm.vllm_client import BY_NCCL, START, VllmClient
+from rlhf.options.vllm.vllm_client import BY_NCCL, START, WITH_FP32_LOGITS, VllmClient
 from rlhf.phases.shared.backends import BackendParts
 from rlhf.phases.shared.exporting import Export, build_export
 from rlhf.rollout.fast import pad_responses, unpad_prompts
@@ -73,12 +73,13 @@ def build_server_backend(config: RunConfig, parts: BackendParts) -> VllmServerRo
 def build_start_command(config: RunConfig) -> str:
     """Return the command that starts a server for the policy, on as many GPUs as it needs."""
     shape, memory_gib, gpus = shape_of(config.model), config.hardware.memory_gib, 1
+    start = f"{START} {WITH_FP32_LOGITS}" if config.hardware.keeps_fp32_logits else START
     if config.hardware.device is Device.cpu:
-        return START
+        return start
     room = (memory_gib or math.inf) * 2**30 * SHARE_FOR_WEIGHTS
     while shape is not None and 2 * shape.weights > gpus * room:  # bytes in half precision
         gpus *= 2
-    return f"{START} {BY_NCCL} --tensor-parallel-size {gpus}"
+    return f"{start} {BY_NCCL} --tensor-parallel-size {gpus}"
 
 
 def _open_client(config: RunConfig) -> VllmClient:

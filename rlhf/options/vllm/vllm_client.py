@@ -18,6 +18,7 @@ from rlhf.base.heartbeat import beat
 from rlhf.rollout.fast import Sampled
 
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL_FOLDER --logprobs-mode processed_logprobs"
+WITH_FP32_LOGITS = """--hf-overrides '{"head_dtype": "float32"}'"""
 BY_NCCL = """--weight-transfer-config '{"backend": "nccl"}'"""
 AT_ONCE = 512  # number of requests in flight, which the server decodes in one batch
 SECONDS_TO_CONNECT = 5.0

@@ -99,7 +99,8 @@ def _build_language_model(
     seed = seed_for(config.seed, "model")
     extensions = find_model_extensions(config, role, seed=seed)
     return LanguageModel(
-        build_actor(source, tokenizer, seed=seed, extensions=extensions, shard=shard)
+        build_actor(source, tokenizer, seed=seed, extensions=extensions, shard=shard),
+        fp32_logits=config.hardware.keeps_fp32_logits,
     )
 
 
@@ -112,7 +113,7 @@ def build_reference(
     *,
     shard: Shard | None = None,
 ) -> TokenModel:
-    """Build the reference: a method's model, or the initial policy (with LoRA perhaps no copy).
+    """Build the reference: a method's model, ``actor`` with adapters off, or the initial policy.
 
     ``to_engine`` wraps a new model in an engine; ``shard`` shards its weights while it is loaded.
     """

@@ -98,8 +98,9 @@ class CompiledDecoder:
         for block, kv_cache_2RKLD in zip(parts.blocks, self._kv_cache, strict=True):
             self._blocks.add_block(block, kv_cache_2RKLD)
         self._head = DecodeProgram(library, dtype)
-        self._logits = _add_output_layers(self._head, parts, builder)
         self._vocabulary = len(parts.head.weight)
+        self._logits_dtype = torch.float32 if parts.keeps_fp32_logits else dtype
+        self._logits = _add_output_layers(self._head, parts, builder, self._logits_dtype)
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into rows from ``first_row`` on; return the last tokens' logits (N, V)."""
@@ -136,7 +137,7 @@ class CompiledDecoder:
 
     def _run_output_layers(self, state_BH: Tensor) -> Tensor:
         """Run the layers after the blocks on hidden states (B, H); return the logits (B, V)."""
-        logits_BV = state_BH.new_empty(len(state_BH), self._vocabulary)
+        logits_BV = state_BH.new_empty(len(state_BH), self._vocabulary, dtype=self._logits_dtype)
         rows_B = torch.arange(len(state_BH))
         self._head.run({_Blocks.STATE: state_BH, self._logits: logits_BV}, rows_B, rows_B)
         return logits_BV
@@ -231,8 +232,10 @@ class _Blocks:
         return query, key, value
 
 
-def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder) -> int:
-    """Add the layers after the last block to the program; return the index of its logits buffer."""
+def _add_output_layers(
+    program: DecodeProgram, parts: DecoderModules, builder: LayerBuilder, dtype: torch.dtype
+) -> int:
+    """Add the layers after the last block; return the index of the buffer of ``dtype`` logits."""
     x = program.add_buffer(len(parts.blocks[0].output.weight))
     for module in parts.final:
         if hasattr(module, "in_features"):
@@ -243,7 +246,7 @@ def _add_output_layers(program: DecodeProgram, parts: DecoderModules, builder: L
         else:
             program.add_norm(builder.norm_parameters(module), x=x, y=x)
     head = builder.join_linear_layers(parts.head)
-    logits = program.add_buffer(len(head.weight_OI))
+    logits = program.add_buffer(len(head.weight_OI), dtype)
     program.add_linear(head, x=x, y=logits)
     return logits
 

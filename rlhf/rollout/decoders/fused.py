@@ -167,7 +167,7 @@ class FusedDecoder(KvCache):
         self._device: torch.device = parts.tokens.weight.device
         self._layers = [builder.build_layer(block) for block in parts.blocks]
         self._final = [builder.build_norm_or_projection(module) for module in parts.final]
-        self._head = builder.build_projection(parts.head)
+        self._head = builder.build_output_layer()
         self._embed = builder.build_embedding()
         self._rotary = builder.build_rotary_embedding(tokens)
         self._casts = builder.casts

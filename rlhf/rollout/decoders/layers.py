@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockModules, DecoderModules, LowRank
 from rlhf.kernels.cpu.decode import Linear, Norm
+from rlhf.kernels.fp32_logits import fp32_logits
 from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.projections import (
     ACTIVATIONS,
@@ -191,6 +192,14 @@ class LayerBuilder:
             return build_fastest_projection(*linear, activation)
         a_RI, b_OR = self._join_and_cast(adapter.a_RI), self._join_and_cast(adapter.b_OR)
         return AdaptedProjection(*linear, activation, LowRank(a_RI, b_OR, adapter.scaling))
+
+    def build_output_layer(self) -> TensorFunction:
+        """Build the function that returns logits (T, V), in fp32 if the output layer keeps it."""
+        head = self._parts.head
+        if self._dtype is torch.float32 or not self._parts.keeps_fp32_logits:
+            return self.build_projection(head)
+        linear = self.join_linear_layers(head)
+        return lambda x: fp32_logits(x, *linear)
 
     def join_linear_layers(self, *modules: Any) -> Linear:
         """Join linear layers that have the same input into one; on a CPU, merge their adapters."""

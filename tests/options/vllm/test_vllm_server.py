@@ -24,7 +24,7 @@ from rlhf.base.types import PromptBatch
 from rlhf.config.freeze import to_run_config
 from rlhf.gpu_check.runs import differing_files
 from rlhf.options.vllm.server_backend import ServerWeights, VllmServerRollout, build_start_command
-from rlhf.options.vllm.vllm_client import AT_ONCE, BY_NCCL, START, VllmClient
+from rlhf.options.vllm.vllm_client import AT_ONCE, BY_NCCL, START, WITH_FP32_LOGITS, VllmClient
 from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.rollout.sampling import SamplingSettings
 from tests.conftest import Compose
@@ -185,11 +185,18 @@ def test_a_later_turn_keeps_the_weights_and_the_prefix_cache(
         backend.generate(actor(), prompts()._replace(continues=True))
 
 
+ON_GPU = f"{WITH_FP32_LOGITS} {BY_NCCL}"
+
+
 @pytest.mark.parametrize(
     ("words", "flags"),
     [
-        (["hardware=a100_80g", "model=llama2_7b"], f"{BY_NCCL} --tensor-parallel-size 1"),
-        (["hardware=a100_80g", "model=llama2_70b"], f"{BY_NCCL} --tensor-parallel-size 4"),
+        (["hardware=a100_80g", "model=llama2_7b"], f"{ON_GPU} --tensor-parallel-size 1"),
+        (["hardware=a100_80g", "model=llama2_70b"], f"{ON_GPU} --tensor-parallel-size 4"),
+        (
+            ["hardware=a100_80g", "hardware.fp32_logits=never", "model=llama2_7b"],
+            f"{BY_NCCL} --tensor-parallel-size 1",
+        ),
         (["hardware=cpu", "model=llama2_70b"], ""),
     ],
 )
