@@ -117,7 +117,7 @@ def export_checkpoint(
 
     Raises:
         ConfigError: if ``folder`` exists, or the run keeps no average.
-        CheckpointError: if the checkpoint is damaged, or the run's other models are gone.
+        CheckpointError: if the checkpoint is damaged, or a model that its phase loads is missing.
     """
     _refuse_existing(folder)
     found = load_checkpoint(checkpoint.resolve())

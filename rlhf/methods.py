@@ -106,10 +106,10 @@ class Method:
         return 0
 
     def reference(self, config: RunConfig, phase: Phase) -> tuple[str, ModelConfig] | None:
-        """Return a key prefix and the model that replaces the reference policy of ``phase``.
+        """Return the model that replaces the reference policy of ``phase``, after its key's prefix.
 
-        The prefix is "ppo.teacher" if the key is ppo.teacher_path. None: the reference is a copy of
-        the initial policy.
+        The key PREFIX_path names the model: the prefix is "ppo.teacher" for ppo.teacher_path. None:
+        the reference is the initial policy.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Methods of papers (docs/methods.md), and commands that a run does without.
+"""Methods of papers (docs/methods.md), and commands that no run needs.
 
 python -m rlhf_lab.advise [KEY=VALUE ...]       which advantage estimator suits a task
 python -m rlhf_lab.gradients [KEY=VALUE ...]    the bias of a configuration's gradient

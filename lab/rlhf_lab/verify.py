@@ -73,7 +73,7 @@ class CheckState(StrEnum):
 
 
 class Doubt(NamedTuple):
-    """What differs, or cannot be checked; ``place`` is a file, with its line or the key in it."""
+    """A difference or an impossible check; ``place``: a file, a line, row or key in it, or ""."""
 
     place: str
     text: str

@@ -62,7 +62,7 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of ``error`` in one line; an unclear message follows the error's type."""
+    """Return the message of ``error`` in one line; add the error's type to an unclear message."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.strerror}: {error.filename}"
     if isinstance(error, KeyError) and error.args:

@@ -1,8 +1,9 @@
 """Require consent before a command uses the code or outside resources that a run's config names.
 
-The command gives consent, never a file in the run directory. Code needs it in every command.
-Addresses, environment variables, data and models outside of the run need it unless a command of
-this user has written the same configuration: this user has then named all of them.
+The command gives consent, never a file in the run directory. If a command of this user has written
+the same configuration, this user has named all that is in it: addresses, environment variables,
+data and models outside of the run then need no consent. Code still needs consent, except with
+``others_only``, which resume passes.
 """
 
 from __future__ import annotations

@@ -276,7 +276,8 @@ def _read_message_response(row: Row, column: str, asked: Record | None) -> Recor
         answer = _add_space(asked, last.content) if is_text else f" {last.content}"
         return asked._replace(chosen=answer)
     if asked.messages is None or not {"rejected", "responses"}.isdisjoint(row.values):
-        raise UnusableRowError(f"{column} has {', '.join(last.shown)} in an answer of a pair")
+        rule = "which no pair, and no answer to a text prompt, may have"
+        raise UnusableRowError(f"{column} has {', '.join(last.shown)}, {rule}")
     said = tuple(each.without_weight() for each in asked.messages)
     return asked._replace(chosen=f" {last.text}", turns=(*said, last))
 

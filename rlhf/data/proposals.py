@@ -129,10 +129,10 @@ def _propose_comparison(rivals: Sequence[str], columns: Mapping[str, Values]) ->
         return dict(zip(("chosen", "rejected"), texts, strict=True))
     sides = [split_side(name)[1] for name in rivals]
     graded = find_families(name for name, values in columns.items() if values.may_grade)
-    scores = [[n for n in each if split_side(n)[1] in sides] for each in graded]
-    scores = [each for each in scores if len(each) == len(rivals)]
-    if choices or len(scores) != 1:
+    families = [[n for n in each if split_side(n)[1] in sides] for each in graded]
+    families = [each for each in families if len(each) == len(rivals)]
+    if choices or len(families) != 1:
         return {"chosen": CHOOSE, "rejected": CHOOSE}
-    target = "ranks" if "rank" in scores[0][0].casefold() else "scores"
-    numbers = ", ".join(quote(name) for name in scores[0])
+    target = "ranks" if "rank" in families[0][0].casefold() else "scores"
+    numbers = ", ".join(quote(name) for name in families[0])
     return {"responses": f"[{', '.join(names)}]", target: f"[{numbers}]"}

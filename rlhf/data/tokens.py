@@ -65,7 +65,7 @@ class TokenData(NamedTuple):
 T = TypeVar("T")
 Columns = dict[str, list[Any]]
 Records = list[tuple[int, Record]]
-Examples = Phase | Unpaired  # a phase's examples, or the reward phase's feedback without pairs
+Examples = Phase | Unpaired  # kinds of examples: a phase's, or the reward phase's unpaired feedback
 Encode = Callable[[Records], tuple[Columns, Counter[str]]]
 
 
@@ -84,7 +84,7 @@ def find_token_limit(phase: Phase, config: RunConfig) -> Limit:
 
 
 def find_examples(phase: Phase, config: RunConfig) -> Examples:
-    """Return the examples that a phase learns from, a key of ``COLUMNS_OF``."""
+    """Return the kind of example that a phase learns from, a key of ``COLUMNS_OF``."""
     unpaired = config.reward.unpaired if phase is Phase.reward else None
     return unpaired or phase
 

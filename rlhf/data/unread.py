@@ -33,7 +33,7 @@ def find_words(text: str) -> list[str]:
 
 
 def judge_words(text: str) -> int:
-    """Return 1 if a word of ``text`` means good, -1 if one means bad, otherwise 0."""
+    """Return -1 if a word of ``text`` means bad, otherwise 1 if a word means good, otherwise 0."""
     words, known = set(find_words(text)), word_lists()
     return -1 if words & known["bad"] else int(bool(words & known["good"]))
 

@@ -28,7 +28,7 @@ SHARED, FREE = 0.2, 0.05
 
 @contextmanager
 def sleep_early_on_shared_cores() -> Iterator[None]:
-    """Watch the cores until the context ends; do nothing if torch does not use libgomp."""
+    """Watch the cores until the context ends; do nothing if no libgomp is loaded."""
     libgomp, over = _find_libgomp(), Event()
     if libgomp is None:
         yield
@@ -91,9 +91,9 @@ def waiting_seconds(tasks: Path = Path("/proc/self/task")) -> float:
 
 
 def _find_libgomp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
-    """Return the libgomp that torch has loaded; None: torch uses another OpenMP.
+    """Return the libgomp that this process has loaded, torch's if several; None: none is loaded.
 
-    Other packages may have loaded copies of their own, but only torch's is in torch's folder.
+    Other packages may have loaded copies too; torch's copy is in torch's folder.
     """
     lines = [line for line in maps.read_text().splitlines() if "libgomp" in line]
     paths = {line.split(maxsplit=5)[5] for line in lines}

@@ -52,7 +52,7 @@ from rlhf.run.results import write_json
 
 SHOWN = ("score", "right", "gold", "KL, nats", "tokens", "perplexity")  # columns of the table
 START = "start"  # the name of the model that a run without an SFT phase starts from
-CURVE = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")
+CURVE_METRICS = ("ppo/eval_kl", "ppo/eval_score", "ppo/eval_gold")  # curve of over-optimisation
 
 
 def evaluate(
@@ -149,7 +149,7 @@ def compute_statistics(
     if margins:
         found["reward_model"] = reward_model_statistics(margins)
     curve = [
-        {"step": line["step"]} | {name: line[name] for name in CURVE if name in line}
+        {"step": line["step"]} | {name: line[name] for name in CURVE_METRICS if name in line}
         for line in METRICS.read_lines(run_dir)
         if "ppo/eval_score" in line
     ]

@@ -1,6 +1,6 @@
 """Compare memory with the plan, look for growth over steps, and run out of memory on purpose.
 
-The parts ``memory`` (whole phases, and PPO steps in one process) and ``oom`` (out of memory).
+Has the parts ``memory`` (whole phases, PPO steps in one process) and ``oom`` of rlhf.gpu_check.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Run PPO with every backend that samples responses.
 
-The parts ``speed`` (seconds and tokens per second, as a run reports them), ``vllm`` and
-``hybrid_engine``. ``benchmarks/rollout.py --device cuda`` compares generation alone with other
-libraries.
+Has the parts ``speed`` (seconds and tokens per second, as a run reports them), ``vllm`` and
+``hybrid_engine`` of rlhf.gpu_check. ``benchmarks/rollout.py --device cuda`` compares only
+generation with other libraries.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _name_of_override(word: str, entries: Container[str]) -> str:
 
 
 def matching_names(word: str, names: Iterable[str]) -> list[str]:
-    """Return ``word`` if it is in ``names``, else the names that begin with it or contain it.
+    """Return ``word`` if it is a name, else names that begin with it, else names that contain it.
 
     Raises:
         ConfigError: if there is no such name.

@@ -119,10 +119,11 @@ def random_states(
     """Return a state and a bf16 gradient for each parameter of the given sizes."""
     states, gradients = [], []
     for size in sizes:
-        weights, gradient, first = torch.randn(3, size, device=device)
+        weights, gradient, first_moment = torch.randn(3, size, device=device)
         high, low = torch.empty_like(weights, dtype=torch.bfloat16), weights.to(torch.int16)
         Split(high, low).split(weights)
-        states.append(SplitState(high, low, first.to(moments), first.square().to(moments)))
+        second_moment = first_moment.square().to(moments)
+        states.append(SplitState(high, low, first_moment.to(moments), second_moment))
         gradients.append(gradient.bfloat16())
     return states, gradients
 

@@ -24,13 +24,13 @@ from rlhf.look.odd_responses import find_odd_responses
 from rlhf.look.repeats import (
     MOST_COMPARED,
     DataFinding,
+    describe_place,
     find_repeats,
     name_place,
     name_records,
-    place_text,
 )
 from rlhf.look.shown_examples import (
-    MEASURED,
+    MOST_EXAMPLES,
     EncodedSample,
     ShownExample,
     TokensOfRow,
@@ -154,7 +154,7 @@ def _load_tokenizer(
     if config.from_run is not None:
         return load_tokenizer(Path(config.from_run) / "tokenizer", key=RUN_FOLDER)
     sides = [part.train for part in parts.values()] or [dataset.train for dataset in datasets]
-    records = (record for side in sides for record in islice(side, MEASURED))
+    records = (record for side in sides for record in islice(side, MOST_EXAMPLES))
     texts = (text for record in records for text in record.all_texts if text)
     key, model = tokenizer_base(config)
     return load_or_train_tokenizer(model, key=key, texts=texts)
@@ -217,7 +217,7 @@ def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
     for reason, count in sample.skipped.items() if sample.lengths else ():
         of = f"Of {len(sample.records):,} examples the {sample.phase} phase cannot use"
         used = set(sample.columns["row"])
-        places = [place_text(r) for row, r in enumerate(sample.records) if row not in used]
+        places = [describe_place(r) for row, r in enumerate(sample.records) if row not in used]
         is_only = len(places) == count  # no other reason, and each example has one sequence
         first = places[:FIRST_PLACES] if is_only else []
         why = reason.partition(" (first: ")[0] if first else reason
@@ -258,7 +258,7 @@ def _summarise(
         len(found),
         len(over),
         len(rows),
-        [place_text(records[row]) for row in rows[:FIRST_PLACES]],
+        [describe_place(records[row]) for row in rows[:FIRST_PLACES]],
         found[0],
         found[len(found) // 2],
         found[-1],

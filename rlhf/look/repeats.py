@@ -111,7 +111,7 @@ def find_repeats(
     repeats = np.flatnonzero(~mark_firsts(facts_of(everything, "example_key")))
     if len(repeats):
         text = f"{len(repeats):,} used examples repeat an earlier one"
-        places = [place_text(everything[int(row)]) for row in repeats[:FIRST_PLACES]]
+        places = [describe_place(everything[int(row)]) for row in repeats[:FIRST_PLACES]]
         yield DataFinding("repeated", len(repeats), text, places)
 
 
@@ -141,7 +141,7 @@ def _find_contradictions(records: Iterable[Record]) -> Iterator[Match]:
                 yield earlier, record
 
 
-def place_text(record: Record) -> str:
+def describe_place(record: Record) -> str:
     """Return the file and the row of a record, or the beginning of a generated record's prompt."""
     if record.place is None:
         return repr((record.prompt or record.text or "")[:60])
@@ -154,16 +154,16 @@ def name_place(place: Place) -> str:
 
 
 def _name_match(one: Record, other: Record) -> str:
-    second = place_text(other)
+    second = describe_place(other)
     if one.place and other.place and one.place[0] == other.place[0]:
         second = f"row {other.place[1]}"
-    return f"{place_text(one)} and {second}"
+    return f"{describe_place(one)} and {second}"
 
 
 def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
     """Yield a finding about ``records``, if there are any, with the places of the first few."""
     if records:
-        places = [place_text(record) for record in records[:FIRST_PLACES]]
+        places = [describe_place(record) for record in records[:FIRST_PLACES]]
         yield DataFinding(kind, len(records), f"{len(records):,} {text}", places)
 
 

@@ -13,12 +13,12 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
 from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
-from rlhf.look.repeats import place_text
+from rlhf.look.repeats import describe_place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MEASURED = 2000  # most examples of a phase that are encoded
+MOST_EXAMPLES = 2000  # maximum of a phase that are encoded, or whose texts train a tokenizer
 NO_LIMIT = Limit("", 2**62)
 
 
@@ -75,8 +75,8 @@ def encode_sample(
 ) -> EncodedSample:
     """Encode ``records`` for ``phase``: all, or a random sample that is the same each time."""
     sample = records
-    if len(records) > MEASURED:
-        sample = random.Random(f"look-{phase}").sample(records, MEASURED)
+    if len(records) > MOST_EXAMPLES:
+        sample = random.Random(f"look-{phase}").sample(records, MOST_EXAMPLES)
     convert = COLUMNS_OF[find_examples(phase, config)]
     columns, left_out = convert(list(enumerate(sample)), encoder, NO_LIMIT)
     skipped = {reason: count for reason, count in left_out.items() if count}
@@ -106,9 +106,9 @@ def show_examples(
         for title, row, ids, is_learned in _sequences(phase, columns, learns_prompt):
             if not any(known[: len(ids)] == tuple(ids) for known in shown):
                 spans = _join_spans(ids, is_learned, tokenizer)
-                place = place_text(records[row])
+                place = describe_place(records[row])
                 shown[tuple(ids)] = ShownExample(title, place, len(ids), spans)
-    order = [place_text(record) for record in picked]
+    order = [describe_place(record) for record in picked]
     return sorted(shown.values(), key=lambda example: order.index(example.place))
 
 

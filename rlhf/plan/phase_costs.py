@@ -196,11 +196,9 @@ def _plan_training(
         "scoring": scene.scoring_peak(scene.models, sequences=micro, tokens=longest),
     }
     score, train = 0.0, 0.0
-    is_fast = config.rollout.backend is Backend.fast
-    reuses = is_fast and config.rollout.reuse_logprobs is not When.never
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        readings = _count_scoring_passes(scene, reuses=reuses) if model.role is Role.actor else 1
+        readings = _count_scoring_passes(scene) if model.role is Role.actor else 1
         score += readings * scene.no_grad_seconds(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
@@ -228,12 +226,14 @@ def _plan_training(
     )
 
 
-def _count_scoring_passes(scene: PhaseMemory, *, reuses: bool) -> int:
+def _count_scoring_passes(scene: PhaseMemory) -> int:
     """Return the number of forward passes in which the actor scores a rollout before training."""
     if scene.models[0].scores_at_once:
         return 1
+    rollout = scene.config.rollout
+    reuses_logprobs = rollout.backend is Backend.fast and rollout.reuse_logprobs is not When.never
     is_reference = all(model.role is not Role.reference for model in scene.models)
-    return (0 if reuses else 1) + is_reference  # the actor without adapters is the reference
+    return (not reuses_logprobs) + is_reference  # the actor without adapters is the reference
 
 
 def build_sampling(
@@ -290,19 +290,19 @@ def seconds_outside_ppo_steps(
     times = 2 + (config.ppo.ema_beta > 0)  # at the end the average answers too
     if config.ppo.eval_every and load.steps:
         times += load.steps // config.ppo.eval_every
-    answering = 0.0
+    seconds_each = 0.0
     if config.rollout.backend is Backend.vllm_server:
         share = min(load.held_out, config.ppo.eval_prompts) / config.ppo.rollout_batch_size
-        answering = share * sampling.step_seconds.get("generate", 0.0)
+        seconds_each = share * sampling.step_seconds.get("generate", 0.0)
     elif prompts:
         rows = min(sampling.rows or prompts, prompts)
         how = build_sampling(scene, responses=prompts, rows=rows, gathers=sampling.gathers)
-        answering = time_model.sampling_seconds(scene.at, scene.models[0], how)
+        seconds_each = time_model.sampling_seconds(scene.at, scene.models[0], how)
     for model in scene.models:
-        answering += scene.no_grad_seconds(
+        seconds_each += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
         )
-    seconds = times * answering + _corpus_seconds(scene, micro)
+    seconds = times * seconds_each + _corpus_seconds(scene, micro)
     return {"evaluate": seconds, "prepare": scene.preparation_seconds}
 
 

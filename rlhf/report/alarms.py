@@ -2,7 +2,7 @@
 
 A rising score can look like success when it is not. These rules detect a reward model that guesses,
 responses that collapse, a policy that is far from its reference or exploits its reward model,
-rewards that fail, and scores that are equal for all responses in most steps.
+rewards that fail, and scores that are equal for all responses in most steps or groups.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
-    """Yield a line if many rewards failed, and a line if all scores were equal in most steps.
+    """Yield a line if many rewards failed, and a line if scores were equal in most steps or groups.
 
     No line is yielded for scores that differed at the first step, rose, and then became equal.
     """

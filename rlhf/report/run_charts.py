@@ -48,7 +48,7 @@ class ReportPart(Part):
     """Base class of a method's addition to the report of a run; its functions add nothing."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:  # noqa: ARG002
-        """Return sections of charts, and of answers for the samples, to add to the report."""
+        """Return sections to add to the report: charts, and answers for the browser of samples."""
         return []
 
     def doubts(self, phases: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:  # noqa: ARG002

@@ -116,8 +116,8 @@ def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[st
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
     """Yield the data files, as they were when the run began; at most ``MOST_FILES`` by name."""
-    by_key = (INPUTS.read(run_dir) or {}).items()
-    files = [pair for key, of_key in by_key if key.startswith("data.") for pair in of_key.items()]
+    data = (files for key, files in (INPUTS.read(run_dir) or {}).items() if key.startswith("data."))
+    files = [pair for files_of_key in data for pair in files_of_key.items()]
     for path, (size, sha256) in files[:MOST_FILES]:
         yield f"file {Path(path).name}", f"{size} bytes, SHA-256 {sha256}"
     if len(files) > MOST_FILES:

@@ -360,8 +360,8 @@ def build_tracker(
     if config.tracking.tensorboard:
         folder = run_dir / "tensorboard"
         builders["TensorBoard"] = partial(TensorBoardTracker, folder, asdict(config))
-    for path in config.tracking.others:
-        builders[path] = partial(_import_tracker(path), config, run_dir)
+    for target in config.tracking.others:
+        builders[target] = partial(_import_tracker(target), config, run_dir)
     others: dict[str, IsolatedTracker] = {}
     for name, build in builders.items():
         with translate_errors(partial(_refuse_tracker, name)):
@@ -377,14 +377,14 @@ def _refuse_tracker(name: str, reason: str) -> CapabilityError:
     return CapabilityError(f"tracking: {name} does not start ({reason}); repair it or leave it out")
 
 
-def _import_tracker(path: str) -> Callable[[RunConfig, Path], Tracker]:
+def _import_tracker(target: str) -> Callable[[RunConfig, Path], Tracker]:
     """Return the class or function that ``package.module:NAME`` names."""
-    module, _, name = path.partition(":")
+    module, _, name = target.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"tracking.others={path}: {error}; give package.module:NAME of a class that "
+            f"tracking.others={target}: {error}; give package.module:NAME of a class that "
             "PYTHONPATH reaches, and that takes the configuration and the run directory"
         ) from error
     return cast("Callable[[RunConfig, Path], Tracker]", found)

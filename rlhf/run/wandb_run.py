@@ -196,13 +196,13 @@ class WandbTracker(Tracker):
             for line in read_wandb_history(run_dir):
                 for phase in PREFIXES:
                     if (step := line.pop(f"{phase}/step", None)) is not None:
-                        kind = _common_prefix(phase, [n for n in line if not n.startswith("_")])
-                        sent[kind] = max(step, sent.get(kind, -1))
+                        prefix = _common_prefix(phase, [n for n in line if not n.startswith("_")])
+                        sent[prefix] = max(step, sent.get(prefix, -1))
             return sent
         for phase in PREFIXES:
             if (step := self._run.summary.get(f"{phase}/step")) is not None:
-                kinds = [*(f"{phase}/{part}" for part in PARTS), phase]
-                sent |= {_common_prefix(phase, [kind]): step for kind in kinds}
+                prefixes = [*(f"{phase}/{part}" for part in PARTS), phase]
+                sent |= {_common_prefix(phase, [prefix]): step for prefix in prefixes}
         return sent
 
 

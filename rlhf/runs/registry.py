@@ -218,17 +218,17 @@ def filter_runs(runs: list[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
     Raises:
         ConfigError: if no run has the key of a filter.
     """
-    for key, _, text in (each.partition("=") for each in filters):
+    for key, _, wanted in (each.partition("=") for each in filters):
         _require_key(key, runs)
-        runs = [run for run in runs if _fits(run.value(key), text)]
+        runs = [run for run in runs if _fits(run.value(key), wanted)]
     return runs
 
 
-def _fits(value: Any, text: str) -> bool:
+def _fits(value: Any, wanted: str) -> bool:
     if value is ...:
         return False
     shown = value if isinstance(value, str) else json.dumps(value)
-    return value == parse_value(text) or fnmatchcase(shown, text)
+    return value == parse_value(wanted) or fnmatchcase(shown, wanted)
 
 
 def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:

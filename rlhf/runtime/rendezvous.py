@@ -117,7 +117,7 @@ def check_ranks_can_start(config: RunConfig) -> None:
 
 
 def is_secondary_node() -> bool:
-    """Return True if this process starts ranks of a run that another node composes and freezes."""
+    """Return True if this process starts ranks of a run that another node plans and freezes."""
     task = find_slurm_task(os.environ)
     return rank_from_environment() is None and task is not None and task.number > 0
 
@@ -125,10 +125,8 @@ def is_secondary_node() -> bool:
 class Rendezvous:
     """The connection between started ranks, made before any of them has a device.
 
-    ``on_loss`` is called from a separate thread if another rank ends early.
-
-    Raises:
-        RlhfError: if other ranks did not connect, or if rank 0 refused the run.
+    An RlhfError is raised if other ranks do not connect. ``on_loss`` is called from a separate
+    thread if another rank ends early.
     """
 
     def __init__(self, on_loss: Callable[[str], None]) -> None:
@@ -143,7 +141,11 @@ class Rendezvous:
             raise RlhfError(f"the ranks did not meet at {_store_address()}: {error}") from error
 
     def agree_on_run_dir(self, run_dir: Path | None) -> Path:
-        """Return the run directory, which rank 0 publishes, and start to monitor other ranks."""
+        """Return the run directory, which rank 0 publishes, and start to monitor other ranks.
+
+        Raises:
+            RlhfError: if rank 0 refused the run, or ended before the run began.
+        """
         from torch.distributed import DistError
 
         from rlhf.runtime.peer_monitor import PeerMonitor

@@ -5,9 +5,10 @@
 
 The expected gradient of the configuration's loss, with its estimators, clips and options, is
 compared with the exact gradient of E[score] - ppo.kl_ctl * KL(policy || reference), on a random
-task of a few short responses whose critic is exact; ppo.teacher_prompt_column is ignored. NAME is
-your own code: a subclass of PpoHook, or a surrogate, which is a function like the functions in
-SURROGATES. The exit code is 1 if a gradient points the wrong way.
+task of a few short responses whose critic is exact. ppo.teacher_prompt_column, ppo.ptx_coef and
+ppo.resampling_rounds are ignored. NAME is your own code: a subclass of PpoHook, or a surrogate,
+which is a function like the functions in SURROGATES. The exit code is 1 if a gradient points the
+wrong way, and no key of the configuration explains it.
 """
 
 from __future__ import annotations

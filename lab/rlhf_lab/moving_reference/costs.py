@@ -11,7 +11,7 @@ from rlhf.models.model_uses import Costs, ModelUse
 
 
 class MovingReferenceCosts(Costs):
-    """The memory of the reference in checkpoints."""
+    """The bytes that the reference adds to checkpoints."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Mark PPO's reference as a part of checkpoints."""

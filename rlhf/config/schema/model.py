@@ -172,15 +172,13 @@ def check_sequence_lengths(
             is_random = model.init is ModelInit.random
             built = model.architecture if is_random else {}
             fields = fields_of(group, model) if fields_of else built
-            limit = fields.get("max_position_embeddings", fields.get("n_positions", math.inf))
+            field = next((n for n in ("max_position_embeddings", "n_positions") if n in fields), "")
+            limit = fields.get(field, math.inf)
+            place = f"{group}.architecture." if is_random else f"{group}.path={model.path}, "
             if not isinstance(limit, int | float):
-                raise ConfigError(
-                    f"{group}.architecture.max_position_embeddings={limit}: must be a whole number"
-                )
+                raise ConfigError(f"{place}{field}={limit}: must be a number")
             if wanted > limit:
-                place = f"{group}.architecture." if is_random else f"{group}.path={model.path}, "
                 raise ConfigError(
-                    f"{name}={wanted}: the model has {limit} positions "
-                    f"({place}max_position_embeddings); use {limit} or less, "
-                    "or a model with more positions"
+                    f"{name}={wanted}: the model has {limit} positions ({place}{field}); "
+                    f"use {limit} or less, or a model with more positions"
                 )

@@ -55,6 +55,6 @@ class CorrectionKeys:
 
     @property
     def uses_corrections(self) -> bool:
-        """Return True if losses are weighed, or responses masked, by the policy that sampled."""
+        """Return True if losses are weighed, or tokens masked, by how far the sampler differs."""
         is_weighed = self.rollout_correction is not RolloutCorrection.none
         return is_weighed or self.off_policy_mask_kl is not None

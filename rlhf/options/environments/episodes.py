@@ -70,15 +70,15 @@ class EpisodeRollout:
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one episode per prompt."""
-        counterpart, measures = self.begin(prompts), True
+        counterpart, has_logprobs = self.begin(prompts), True
         if isinstance(self.backend, FastRollout):
             pause, tokens = partial(ParkedRows, counterpart), self.limits.episode
             episodes = self.backend.sample_conversations(actor, prompts, pause, max_tokens=tokens)
         else:
-            episodes, measures = self._sample_turn_by_turn(actor, prompts, counterpart)
+            episodes, has_logprobs = self._sample_turn_by_turn(actor, prompts, counterpart)
         device, outcomes = prompts.ids_BP.device, counterpart.outcomes()
         responses = pad_episodes(episodes, outcomes, pad_id=self.pad_id, device=device)
-        return responses if measures else responses._replace(logprobs_BT=None)
+        return responses if has_logprobs else responses._replace(logprobs_BT=None)
 
     def _sample_turn_by_turn(
         self, actor: Engine, prompts: PromptBatch, counterpart: EpisodeCounterpart
@@ -89,21 +89,21 @@ class EpisodeRollout:
         a turn that it discards while other ranks still sample, because a pass of a sharded model
         needs all ranks.
         """
-        limit, measures = min(self.limits), True
+        limit, has_logprobs = min(self.limits), True
         episodes = [Request(i, tuple(ids), limit) for i, ids in enumerate(unpad_prompts(prompts))]
         active = episodes
         while self.ranks.any(bool(active)):
             rows = active or episodes[:1]
             responses = self.backend.generate(actor, self._build_turn_prompts(prompts, rows))
             prompts = prompts._replace(continues=True)
-            measures = responses.logprobs_BT is not None
+            has_logprobs = responses.logprobs_BT is not None
             if not active:
                 continue
             for episode, turn in zip(active, _split_into_rows(responses), strict=True):
                 _add_turn(episode, turn)
                 counterpart.submit_turn(episode)
             active = _add_observations(active, counterpart)
-        return episodes, measures
+        return episodes, has_logprobs
 
     def _build_turn_prompts(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
         """Return the ``episodes`` so far as prompts, with the random draws for their next turns."""

@@ -134,9 +134,9 @@ class TargetMaker:
         is_compared = self.config.advantage_estimator in COMPARING
         compared = self.config.responses_per_prompt if is_compared else 1
         zeros_BT = torch.zeros_like(rollout.values_BT)
-        none = Advantages(zeros_BT, zeros_BT)
+        zero_advantages = Advantages(zeros_BT, zeros_BT)
         scores_B, of_tokens = rollout.scores_B, (zeros_BT, zeros_BT, zeros_BT, zeros_BT)
-        targets = Targets(kl_ctl, compared, scores_B, *of_tokens, none, none)
+        targets = Targets(kl_ctl, compared, scores_B, *of_tokens, zero_advantages, zero_advantages)
         for step in self.steps if last is None else self.steps[: STEPS.index(last) + 1]:
             targets = step(self, targets, rollout)
         return targets

@@ -164,9 +164,9 @@ class GraphedDecoder(KvCache):
     def _draw_large_nuclei(
         self, drawn_2B: Tensor, logits_RV: Tensor, newest: Sequence[Newest]
     ) -> None:
-        """Draw tokens that the step could not draw without waiting, on the GPU and in ``drawn_2B``.
+        """Draw tokens that the step left out; set them in ``drawn_2B`` and in the GPU's next input.
 
-        ``newest`` are the tokens before the step. The host has just waited for ``drawn_2B`` anyway.
+        ``newest`` are the tokens before the step. This waits for the GPU, as the caller just did.
         """
         lacking = drawn_2B[1].isneginf().nonzero()[:, 0].tolist()
         if not lacking:
