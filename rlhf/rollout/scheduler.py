@@ -131,12 +131,12 @@ class Scheduler:
             if continued := self._select_continuing(waiting):
                 requests, logits_BV = self._continue_requests(continued, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
-            elif joining := self._select_joining(waiting):
+            elif (joining := self._select_joining(waiting)) and not self._is_ahead:
                 del waiting[: len(joining)]
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             elif self._active:
-                requests, drawn_2B = self._active, self._decode(draws_NT)
+                requests, drawn_2B = self._active, self._decode(draws_NT, leads=not joining)
             else:  # nothing to do: other ranks work, or the last paused request has ended
                 if not isinstance(self.decoder, DrawingDecoder):
                     ids_1 = torch.zeros(1, dtype=torch.long, device=draws_NT.device)
@@ -145,15 +145,24 @@ class Scheduler:
             self._append_tokens(requests, drawn_2B)
             self._free_rows_of_complete_turns()
 
-    def _decode(self, draws_NT: Tensor) -> Tensor:
-        """Decode and draw a token for every active request; return tokens and log-probs (2, B)."""
+    @property
+    def _is_ahead(self) -> bool:
+        """Return True if a step of active requests was launched that is to be read first."""
+        decoder = self.decoder
+        return bool(self._active) and isinstance(decoder, DrawingDecoder) and decoder.is_ahead
+
+    def _decode(self, draws_NT: Tensor, *, leads: bool) -> Tensor:
+        """Decode and draw a token for every active request; return tokens and log-probs (2, B).
+
+        With ``leads`` the decoder may launch the next step before.
+        """
         requests, decoder = self._active, self.decoder
         if isinstance(decoder, DrawingDecoder):
             steps = [
                 (r.ids[-1], r.newest_position, r.index, r.first_draw + r.num_turn_tokens)
                 for r in requests
             ]
-            return decoder.decode_and_draw([Newest(*step) for step in steps], draws_NT)
+            return decoder.decode_and_draw([Newest(*each) for each in steps], draws_NT, leads=leads)
         logits_BV = decoder.decode(*self._newest_tokens(draws_NT.device))
         return self._draw_tokens(requests, logits_BV, draws_NT)
 

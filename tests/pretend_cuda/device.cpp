@@ -147,6 +147,20 @@ bool is_pinned(const void* data) {
   return false;
 }
 
+// ---------------------------------------------------------------- copies that the host awaits
+
+// Copies to pinned memory arrive when the host waits for the device, and not before.
+std::vector<std::pair<at::Tensor, at::Tensor>> underway;
+
+void deliver() {
+  for (auto& [target, value] : std::exchange(underway, {})) target.copy_(value);
+}
+
+void wait_for(const char* operation) {
+  tell(SYNC, operation);
+  deliver();
+}
+
 // ---------------------------------------------------------------- devices, streams and hooks
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -170,9 +184,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool queryEvent(void*) const override { return true; }
   void destroyEvent(void*, const DeviceIndex) const noexcept override {}
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override { tell(SYNC, "stream"); }
-  void synchronizeEvent(void*) const override { tell(SYNC, "event"); }
-  void synchronizeDevice(const DeviceIndex) const override { tell(SYNC, "device"); }
+  void synchronizeStream(const Stream&) const override { wait_for("stream"); }
+  void synchronizeEvent(void*) const override { wait_for("event"); }
+  void synchronizeDevice(const DeviceIndex) const override { wait_for("device"); }
   void recordDataPtrOnStream(const c10::DataPtr&, const Stream&) const override {}
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 0; }
 };
@@ -195,7 +209,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   DeviceIndex maybeExchangeDevice(DeviceIndex device) const override {
     return exchangeDevice(device);
   }
-  void deviceSynchronize(DeviceIndex) const override { tell(SYNC, "device"); }
+  void deviceSynchronize(DeviceIndex) const override { wait_for("device"); }
   c10::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
@@ -609,11 +623,15 @@ void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack
     return push(stack, 3, {target});
   }
   push(stack, 3, on_stand_ins(operation, given, DeviceType::CPU, current()));
+  if (!(pinned_memory && is_async)) return deliver();
+  if (to_device) return;
+  underway.emplace_back(target, target.clone());
+  if (target.is_floating_point()) target.fill_(NAN);
 }
 
 at::Scalar local_scalar(const at::Tensor& tensor) {
   refuse_in_capture("a wait", "aten::_local_scalar_dense");
-  tell(SYNC, "aten::_local_scalar_dense");
+  wait_for("aten::_local_scalar_dense");
   if (shapes_only && !is_exact(tensor)) return at::Scalar(0);
   return stand_in(tensor, DeviceType::CPU).item();
 }

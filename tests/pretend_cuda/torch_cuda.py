@@ -13,7 +13,7 @@ import torch
 import torch.cuda.amp.common
 
 from tests.pretend_cuda.environment import Set, replace_environment
-from tests.pretend_cuda.gpu import Event, Gpu
+from tests.pretend_cuda.gpu import Gpu
 from tests.pretend_cuda.nccl import replace_collectives
 
 ARCHITECTURES = [f"sm_{number}" for number in (75, 80, 86, 90, 100, 120)]  # of torch 2.13
@@ -81,7 +81,7 @@ def _devices(gpu: Gpu) -> dict[str, Any]:
         "get_device_name": lambda *_: card.name,
         "get_device_properties": lambda *_: properties,
         "get_arch_list": lambda: ARCHITECTURES,
-        "synchronize": lambda *_: gpu.note(Event.sync, "synchronize"),
+        "synchronize": lambda *_: torch.Stream(device="cuda").synchronize(),
     }
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +28,7 @@ from rlhf.kernels import kernels_for
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
+from rlhf.options.environments.parked_rows import Continuation, ParkedRows
 from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
@@ -224,12 +227,11 @@ def test_rows_with_large_nuclei_are_drawn_after_the_graph(
     assert generated(decoder, GPU, sampling, end_id) == expected
     with gpu.counting() as counts:
         assert generated(decoder, GPU, sampling, end_id) == expected
-    further = counts.events[Event.to_host] - counts.events[Event.replay]
-    assert (further > len(LENGTHS)) == (sorted_first < 256)
+    assert (counts.events[Event.to_host] > len(LENGTHS)) == (sorted_first < 256)
 
 
 def test_a_decode_step_is_one_graph_and_one_copy(gpu: Gpu) -> None:
-    """If a row has joined or left, the places of all rows are sent before."""
+    """If a row has joined, the newest tokens of all rows are sent, and a step is launched anew."""
     model = tiny_model("opt").to(GPU)
     decoder, draws = graphed(model), some_draws().to(GPU)
     rows = LENGTHS[:ROWS]
@@ -249,8 +251,10 @@ def test_a_decode_step_is_one_graph_and_one_copy(gpu: Gpu) -> None:
         with gpu.counting() as counts:
             decoder.decode_and_draw(newest[::-1], draws)
     assert counted[0][Event.capture] == 1
-    assert counted[1:] == [Counter({Event.replay: 1, Event.to_host: 1})] * 2
-    assert counts.events == Counter({Event.to_device_pinned: 1, Event.replay: 1, Event.to_host: 1})
+    step = Counter({Event.replay: 1, Event.to_host_pinned: 1, Event.sync: 1})
+    assert counted[1:] == [step] * 2
+    twice = Counter({Event.replay: 2, Event.to_host_pinned: 2, Event.sync: 1})
+    assert counts.events == twice | Counter({Event.to_device_pinned: 1})
 
 
 def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
@@ -263,9 +267,116 @@ def test_a_decode_step_waits_for_its_tokens_only(gpu: Gpu) -> None:
     assert events[Event.capture] == 0
     assert events[Event.replay] > 0
     assert events[Event.to_device] == 1, "the draws of this test"
-    assert events[Event.sync] == 0
-    # Tokens and log-probs together: one copy for each step, which decodes or begins new rows.
-    assert 0 < events[Event.to_host] - events[Event.replay] <= len(LENGTHS)
+    assert 0 < events[Event.sync] <= events[Event.replay] == events[Event.to_host_pinned]
+    # Tokens and log-probs together: one copy for each step that begins new rows.
+    assert 0 < events[Event.to_host] <= len(LENGTHS)
+
+
+def test_the_next_step_is_launched_before_tokens_are_read(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step waits for the host only after rows have joined or left."""
+    model, event, ahead = tiny_model("opt").to(GPU), torch.cuda.Event, []
+    decoder = graphed(model)
+    expected = generated(decoder, GPU)
+    with gpu.counting() as counts:
+        synchronize = event.synchronize
+
+        def read_tokens(mark: torch.cuda.Event) -> None:
+            ahead.append(counts.events[Event.replay] - len(ahead))
+            synchronize(mark)
+
+        monkeypatch.setattr(event, "synchronize", read_tokens)
+        assert generated(decoder, GPU) == expected
+    # This step, and the next one, except before the two prefills and where a graph is smaller.
+    assert set(ahead) == {1, 2}
+    assert ahead.count(1) <= 3
+
+
+def test_a_rollout_reads_no_step_of_the_one_before(gpu: Gpu) -> None:
+    """The step that was launched ahead at its end had the places that the second begins with."""
+    model = tiny_model("opt").to(GPU)
+    draws = [torch.rand(1, 6, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4)]
+    parts = find_decoder_modules(model, tokens=TOKENS)
+
+    def sample(decoder: GraphedDecoder, draws_NT: torch.Tensor, prefix: int) -> list[int]:
+        request = Request(0, (9, 4), LIMIT if prefix else 3, [8] * prefix, [0.0] * prefix)
+        stop = StopTexts(None, ())
+        how = {"end_ids": (), "stop": stop, "max_rows": ROWS, "any_rank_works": bool}
+        with torch.no_grad():
+            Scheduler(decoder, SAMPLING, **how).run([request], draws_NT)
+        return request.ids
+
+    def fresh() -> GraphedDecoder:
+        extent = Extent.from_rollout(ROWS, TOKENS, draws[0])
+        sizes = {"rows": ROWS, "tokens": extent.columns, "dtype": torch.float32}
+        decoder = FusedDecoder(parts, adapter_of, **sizes)
+        return GraphedDecoder(decoder, SAMPLING, end_ids=(), extent=extent, weights=[])
+
+    kept, device_draws = fresh(), [each.to(GPU) for each in draws]
+    sample(kept, device_draws[0], 0)
+    assert kept.is_ahead
+    assert sample(kept, device_draws[1], 2) == sample(fresh(), device_draws[1], 2)
+
+
+class Interrupter:
+    """A ``Counterpart`` that adds tokens after each of a few turns, late and in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.due, self.turns = Random(seed), [], Counter()
+
+    def submit_turn(self, request: Request) -> None:
+        self.due.append(request)
+
+    def continuations(self, *, wait: bool) -> list[Continuation]:
+        self.random.shuffle(self.due)
+        count = self.random.randint(int(wait), len(self.due)) if self.due else 0
+        answered, self.due = self.due[:count], self.due[count:]
+        return [self.answer(request) for request in answered]
+
+    def answer(self, request: Request) -> Continuation:
+        index = request.index
+        turn = self.turns[index] = self.turns[index] + 1
+        if turn > index % 3:
+            return Continuation(index, None)
+        added = list(range(7, 7 + 1 + index % 4))
+        limit = len(request.ids) + len(added) + LIMIT
+        return Continuation(index, added, limit=limit, first_draw=turn * LIMIT)
+
+
+@pytest.mark.parametrize("pauses", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_end_pause_and_join_draw_as_without_graphs(
+    gpu: Gpu, seed: int, pauses: bool
+) -> None:
+    model, tokens, rows = tiny_model("llama").to(GPU), 60, 4
+    lengths = [Random(seed).choice((1, 4, 9)) for _ in range(14)]
+    draws_NT = torch.rand(14, 3 * LIMIT, generator=torch.Generator().manual_seed(seed)).to(GPU)
+    extent = Extent.from_rollout(rows, tokens, draws_NT, parked=rows)
+    parts = find_decoder_modules(model, tokens=tokens)
+    found, logprobs = [], []
+    for has_graphs in (False, True):
+        sizes = {"rows": 2 * rows, "tokens": extent.columns, "dtype": torch.float32}
+        decoder = FusedDecoder(parts, adapter_of, **sizes)
+        if has_graphs:
+            decoder = GraphedDecoder(decoder, SAMPLING, end_ids=[5], extent=extent, weights=[])
+        requests = [Request(i, tuple(p), LIMIT) for i, p in enumerate(some_prompts(tuple(lengths)))]
+        scheduler = Scheduler(
+            decoder,
+            SAMPLING,
+            end_ids=range(5, 15),
+            stop=StopTexts(None, ()),
+            max_rows=rows,
+            any_rank_works=bool,
+            pause=partial(ParkedRows, Interrupter(seed)) if pauses else None,
+        )
+        with torch.no_grad():
+            scheduler.run(requests, draws_NT)
+        found.append([(r.ids, r.turn_starts) for r in requests])
+        logprobs.append(torch.tensor([x for r in requests for x in r.logprobs]))
+    assert found[0] == found[1]
+    assert len({len(ids) for ids, _ in found[0]}) > 2
+    torch.testing.assert_close(*logprobs, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("by_lengths", [False, True])

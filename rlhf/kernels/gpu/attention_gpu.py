@@ -46,17 +46,20 @@ class GpuAttention:
         """Store keys and values at ``positions_B`` of a KV cache; return attention (B, Q, D).
 
         The queries of a row attend to the row's columns up to its position, inclusive. Scores are
-        divided by the square root of D.
+        divided by the square root of D. The KV cache may be the first columns of a larger one; if
+        they are a single chunk, its result is written at once, without a second kernel.
         """
         rows, num_heads, size = query_BQD.shape
         num_kv_heads = kv_cache_2RKLD.shape[2]
         newest = (query_BQD, key_BKD, value_BKD)
-        assert kv_cache_2RKLD.is_contiguous()
+        assert kv_cache_2RKLD.stride()[3:] == (size, 1)
         assert positions_B.is_contiguous()
         assert all(each.stride(2) == 1 for each in newest)
         chunks = -(-kv_cache_2RKLD.shape[3] // self.chunk)
-        means_BQCD = query_BQD.new_empty(rows, num_heads, chunks, size, dtype=torch.float32)
-        parts = (means_BQCD, means_BQCD.new_empty(means_BQCD.shape[:3]))
+        dtype = torch.float32 if chunks > 1 else query_BQD.dtype
+        means_BQCD = query_BQD.new_empty(rows, num_heads, chunks, size, dtype=dtype)
+        log_sums_BQC = query_BQD.new_empty(means_BQCD.shape[:3], dtype=torch.float32)
+        parts = (means_BQCD, log_sums_BQC)
         strides = [each.stride(axis) for each in newest for axis in (0, 1)]
         strides += [kv_cache_2RKLD.stride(axis) for axis in (0, 2)]
         constants = choose_kernel_constants(
@@ -77,6 +80,8 @@ class GpuAttention:
             num_warps=WARPS,
             **FUSED,
         )
+        if chunks == 1:
+            return means_BQCD.squeeze(2)
         out_BQD = query_BQD.new_empty(rows, num_heads, size)
         self.kernels.combine[rows, num_heads](
             parts, positions_B, out_BQD, chunks, SIZES=constants["SIZES"], num_warps=1, **FUSED

@@ -40,7 +40,7 @@ def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLO
         tl.store(values + position * SIZES[1] + at, v, is_part)
     scale = SIZES[1] ** -0.5
     score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
-    chunks = tl.maximum(tl.cdiv(position, SIZES[4]), 1)
+    chunks = tl.minimum(tl.maximum(tl.cdiv(position, SIZES[4]), 1), strides[8])
     for chunk in range(tl.program_id(2), chunks, tl.num_programs(2)):
         has_newest = chunk == 0
         largest = tl.where(has_newest, score, float("-inf"))

@@ -5,7 +5,7 @@ Shapes: B = rows in use, R = rows of a graph or of the KV cache, N = requests, T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.types import copy_to_device
+from rlhf.kernels.gpu.attention_gpu import CHUNK
 from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -51,9 +52,30 @@ def _round_up_columns(tokens: int) -> int:
     return -(-tokens // COLUMNS) * COLUMNS
 
 
+class _Shape(NamedTuple):
+    """What a captured graph depends on."""
+
+    sampling: SamplingSettings
+    rows: int
+    columns: int
+
+
 class _Step(NamedTuple):
     drawn_2R: Tensor  # tokens and log-probs
     logits_RV: Tensor | None  # with top-p only: rows that the step cannot draw use them
+
+
+class _LaunchedStep(NamedTuple):
+    """A step that the GPU may not have finished yet; rows are those of the GPU's KV cache."""
+
+    rows: dict[int, Newest]  # the tokens that it decodes; of token -1 if the host has not read it
+    drawn_2R: Tensor  # in the host's memory; valid after ``is_copied``
+    is_copied: torch.cuda.Event
+    logits_RV: Tensor | None
+
+    def decodes(self, rows: dict[int, Newest]) -> bool:
+        """Return True if the step decodes all tokens of ``rows``, and perhaps more."""
+        return all(row in self.rows and self.rows[row][1:] == rows[row][1:] for row in rows)
 
 
 class GraphedDecoder(KvCache):
@@ -62,7 +84,13 @@ class GraphedDecoder(KvCache):
     A step decodes tokens, draws the next tokens and stores them as its next input, all on the GPU:
     while no row joins or leaves, the host launches one graph and copies the drawn tokens. Shapes
     are few: the number of rows is rounded up to a power of two, and the length to a multiple of
-    ``COLUMNS``. If a kernel reads only each row's own length, one graph serves all lengths.
+    ``COLUMNS``. If a kernel reads only each row's own length, one graph serves all lengths up to
+    ``CHUNK``, with one kernel less, and another graph all longer lengths.
+
+    The next step is launched before the host reads a step's tokens, so that the GPU does not wait
+    for the host. A row that has ended decodes on, unread, until a prefill needs it or fewer rows
+    fit a smaller graph: until then rows are not moved in the KV cache. With top-p no step is
+    launched ahead, because rows may have to be drawn again.
     """
 
     rows_are_exact = FusedDecoder.rows_are_exact
@@ -83,12 +111,22 @@ class GraphedDecoder(KvCache):
         self._extent = extent
         self._weights = weights  # addresses of the model's weights, which graphs read
         device = torch.device("cuda", torch.cuda.current_device())
-        self._draws_NT = torch.empty(extent.requests, extent.draws, device=device)
+        self._draws_NT = torch.zeros(extent.requests, extent.draws, device=device)
         self._drawn_from: Tensor | None = None  # the tensor of which _draws_NT is a copy
-        # The newest token of each row (the fields of Newest) on the GPU, and the host's copy.
+        # The newest token of each row (the fields of Newest) on the GPU, and those the host knows.
         self._newest_4R = torch.zeros((4, extent.rows), dtype=torch.long, device=device)
-        self._newest: list[Newest] = []
-        self._replays: dict[Hashable, Callable[[], _Step] | None] = {}
+        self._known: dict[int, Newest] = {}
+        # What a step adds to these fields, and their largest values, which rows that ended keep.
+        any_id = torch.iinfo(torch.long).max
+        largest = [any_id, decoder.last_position, any_id, extent.draws - 1]
+        added_and_largest = torch.tensor([[0, 1, 0, 1], largest], device=device)
+        self._added_41, self._largest_41 = added_and_largest[..., None].unbind()
+        self._places = list(range(extent.rows))  # the row of the KV cache that holds each row
+        self._longest = 0  # columns that any row of the rollout has used
+        self._next: _LaunchedStep | None = None  # the step that was launched ahead
+        # A step's tokens are copied to one buffer while the host reads the other.
+        self._buffers = [*torch.zeros(2, 2 * extent.rows, dtype=torch.float64).pin_memory()]
+        self._replays: dict[_Shape, Callable[[], _Step] | None] = {}
         # Graphs can share one memory pool, since no two are replayed at the same time.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -100,51 +138,118 @@ class GraphedDecoder(KvCache):
         """Update the cast copies of weights; weights in the decoder's precision have no copies."""
         self._decoder.refresh_weight_copies()
 
+    @property
+    def is_ahead(self) -> bool:
+        """Return True if a step has been launched whose tokens nobody has read."""
+        return self._next is not None
+
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return their logits (N, V)."""
+        self._put_rows_in_place(first_row)
+        self._longest = max(self._longest, max(texts.starts or [0]) + max(texts.lengths))
         return self._decoder.prefill(texts, first_row=first_row)
 
-    def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
-        """Decode the ``newest`` tokens; return the next tokens and their log-probs (2, B)."""
+    def decode_and_draw(
+        self, newest: list[Newest], draws_NT: Tensor, *, leads: bool = True
+    ) -> Tensor:
+        """Decode the ``newest`` tokens; return the next tokens and their log-probs (2, B).
+
+        With ``leads`` a further step of these rows, or of fewer, may be launched ahead.
+        """
         if draws_NT is not self._drawn_from:
             requests, tokens = draws_NT.shape
             self._draws_NT[:requests, :tokens].copy_(draws_NT)
-            self._drawn_from = draws_NT
-        used, longest = len(newest), max(row.position for row in newest) + 1
-        rows = min(1 << (used - 1).bit_length(), self._extent.rows)
-        whole = self._decoder.reads_whole_columns
-        columns = _round_up_columns(longest) if whole else self._extent.columns
-        replay = self._get_replay(rows, columns, last=longest - 1)
-        if newest != self._newest:
-            # Unused rows write to their column 0, which the next prompt in the row overwrites.
-            unused = [Newest(0, 0, 0, 0)] * (self._extent.rows - used)
-            state_4R = torch.tensor([*newest, *unused]).T.contiguous()
-            self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
-        step = self._decode_step(rows, columns) if replay is None else replay()
-        drawn_2B = step.drawn_2R[:, :used].cpu()
+            self._drawn_from, self._next = draws_NT, None
+        step, self._next = self._next, None
+        rows = dict(zip(self._places, newest, strict=False))
+        if step is None or not step.decodes(rows):
+            self._put_rows_in_place(len(newest))
+            rows = dict(enumerate(newest))
+            step = self._launch(rows)
+        fits_smaller_graph = self._num_rows(len(newest)) < self._num_rows(max(rows) + 1)
+        leads &= self.sampling.top_p >= 1.0 and not fits_smaller_graph
+        following = {row: _successor(each, -1) for row, each in rows.items()}
+        if leads and self._shape_of(following) in self._replays:  # a capture would lose the tokens
+            self._next = self._launch(following)
+        step.is_copied.synchronize()
+        drawn_2B = step.drawn_2R[:, list(rows)]
         if step.logits_RV is not None:
             self._draw_large_nuclei(drawn_2B, step.logits_RV, newest)
-        self._newest = [
-            Newest(int(token), row.position + 1, row.request, row.step + 1)
-            for token, row in zip(drawn_2B[0].tolist(), newest, strict=True)
-        ]
+        if self._next is None:
+            pairs = zip(rows.items(), drawn_2B[0].tolist(), strict=True)
+            self._known = {row: _successor(each, token) for (row, each), token in pairs}
         return drawn_2B
+
+    def _launch(self, rows: dict[int, Newest]) -> _LaunchedStep:
+        """Launch the step that decodes ``rows``; tokens of -1 are on the GPU already."""
+        shape, last = self._shape_of(rows), max(each.position for each in rows.values())
+        self._longest = max(self._longest, last + 1)
+        replay = self._get_replay(shape, last=last)
+        is_known = all(each.token < 0 or self._known.get(row) == each for row, each in rows.items())
+        if not is_known:
+            # Unused rows write to their first columns, which the next prompt overwrites.
+            state = [rows.get(row, Newest(0, 0, 0, 0)) for row in range(self._extent.rows)]
+            state_4R = torch.tensor(state).T.contiguous()
+            self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
+        self._known = {}
+        step = self._decode_step(shape) if replay is None else replay()
+        self._buffers.reverse()
+        drawn_2R = self._buffers[0][: step.drawn_2R.numel()].view(2, -1)
+        drawn_2R.copy_(step.drawn_2R, non_blocking=True)
+        is_copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        is_copied.record()
+        return _LaunchedStep(rows, drawn_2R, is_copied, step.logits_RV)
+
+    def _shape_of(self, rows: dict[int, Newest]) -> _Shape:
+        """Return the shape of the step that decodes ``rows``."""
+        longest = max(each.position for each in rows.values()) + 1
+        columns = self._extent.columns
+        if self._decoder.reads_whole_columns:
+            columns = _round_up_columns(longest)
+        elif longest <= CHUNK:
+            columns = min(columns, CHUNK)
+        return _Shape(self.sampling, self._num_rows(max(rows) + 1), columns)
+
+    def _num_rows(self, used: int) -> int:
+        """Return the number of rows of the graph that decodes the first ``used`` rows."""
+        return min(1 << (used - 1).bit_length(), self._extent.rows)
+
+    def _put_rows_in_place(self, count: int) -> None:
+        """Move the first ``count`` rows to the rows of the KV cache of the same numbers.
+
+        These are free: a row was taken from its own place only if it is now one of the others.
+        """
+        for row, place in enumerate(self._places[:count]):
+            if row != place:
+                self._decoder.copy_row(place, row, columns=self._longest)
+        self._places = list(range(self._extent.rows))
+
+    def move_row(self, source: int, target: int, *, columns: int) -> None:
+        """Move row ``source`` to ``target``; copy it only if one of them is a paused row."""
+        places, decodes = self._places, [row < len(self._places) for row in (source, target)]
+        if all(decodes):
+            places[source], places[target] = places[target], places[source]
+            return
+        if decodes[1]:
+            self._put_rows_in_place(target)
+        self.copy_row(source, target, columns=columns)
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._decoder.copy_row(source, target, columns=columns)
+        places = [*self._places, *range(self._extent.rows, self._extent.rows + self._extent.parked)]
+        self._decoder.copy_row(places[source], places[target], columns=columns)
 
-    def _decode_step(self, rows: int, columns: int) -> _Step:
-        """Decode the newest tokens of the first ``rows`` rows and replace them with drawn tokens.
+    def _decode_step(self, shape: _Shape) -> _Step:
+        """Decode the newest tokens of the first rows and replace them with drawn tokens.
 
         The host never waits for the value of a tensor, so a CUDA graph can capture the step.
         """
-        ids_R, positions_R, requests_R, steps_R = self._newest_4R[:, :rows]
-        logits_RV = self._decoder.decode_on_device(ids_R, positions_R, columns=columns)
+        newest_4R = self._newest_4R[:, : shape.rows]
+        ids_R, positions_R, requests_R, steps_R = newest_4R
+        logits_RV = self._decoder.decode_on_device(ids_R, positions_R, columns=shape.columns)
         drawn = self._draw_tokens(logits_RV, requests_R, steps_R, waits=False)
         ids_R.copy_(drawn.tokens_B)
-        positions_R.add_(1)
-        steps_R.add_(1)
+        newest_4R.add_(self._added_41).clamp_(max=self._largest_41)
         needs_logits = self.sampling.top_p < 1
         return _Step(stack_token_logprobs(drawn), logits_RV if needs_logits else None)
 
@@ -177,29 +282,30 @@ class GraphedDecoder(KvCache):
         self._newest_4R[0, rows_N] = drawn.tokens_B
         drawn_2B[:, lacking] = stack_token_logprobs(drawn).cpu()
 
-    def _get_replay(self, rows: int, columns: int, *, last: int) -> Callable[[], _Step] | None:
+    def _get_replay(self, shape: _Shape, *, last: int) -> Callable[[], _Step] | None:
         """Return the replay of this shape, captured on first use; None if torch launches the step.
 
         A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
-        key, shape = (self.sampling, rows, columns), (rows, columns)
-        if key not in self._replays:
-            load = partial(self._capture_graph, *shape, last)
-            compare = partial(self._compare_replay, *shape, last)
-            self._replays[key] = use_if_equal("CUDA graphs", "cuda", load, compare, bound=TOLERANCE)
-            self._newest = []
-        return self._replays[key]
+        if shape not in self._replays:
+            load = partial(self._capture_graph, shape, last)
+            compare = partial(self._compare_replay, shape, last)
+            self._replays[shape] = use_if_equal(
+                "CUDA graphs", "cuda", load, compare, bound=TOLERANCE
+            )
+            self._known = {}
+        return self._replays[shape]
 
-    def _capture_graph(self, rows: int, columns: int, last: int) -> Callable[[], _Step]:
+    def _capture_graph(self, shape: _Shape, last: int) -> Callable[[], _Step]:
         self._begin_trial(last)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._decode_step(rows, columns)
+            self._decode_step(shape)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            step = self._decode_step(rows, columns)
+            step = self._decode_step(shape)
 
         def replay() -> _Step:
             graph.replay()
@@ -208,11 +314,11 @@ class GraphedDecoder(KvCache):
         return replay
 
     def _compare_replay(
-        self, rows: int, columns: int, last: int, replay: Callable[[], _Step]
+        self, shape: _Shape, last: int, replay: Callable[[], _Step]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return what the graph draws, and what torch draws for the same step."""
         self._begin_trial(last)
-        expected_2R = self._decode_step(rows, columns).drawn_2R
+        expected_2R = self._decode_step(shape).drawn_2R
         self._begin_trial(last)
         replayed_2R = replay().drawn_2R
         is_same_R = replayed_2R[0] == expected_2R[0]
@@ -224,3 +330,8 @@ class GraphedDecoder(KvCache):
     def _begin_trial(self, last: int) -> None:
         """Let the next step write to column ``last``, which is written again before it is read."""
         self._newest_4R.zero_()[1] = last
+
+
+def _successor(row: Newest, token: float) -> Newest:
+    """Return the newest token of ``row`` after a step that draws ``token``."""
+    return Newest(int(token), row.position + 1, row.request, row.step + 1)

@@ -72,11 +72,18 @@ class Decoder(KvCache, Protocol):
 class DrawingDecoder(KvCache, Protocol):
     """A decoder that draws the next tokens itself, so that a step waits for the GPU only once."""
 
-    def decode_and_draw(self, newest: list[Newest], draws_NT: Tensor) -> Tensor:
+    @property
+    def is_ahead(self) -> bool:
+        """Return True if a step was launched whose tokens nobody has read."""
+
+    def decode_and_draw(
+        self, newest: list[Newest], draws_NT: Tensor, *, leads: bool = True
+    ) -> Tensor:
         """Decode the newest token of each of the rows 0 to B - 1, and draw the next token.
 
-        ``draws_NT`` is the same tensor in all steps of a rollout. Returns the tokens and their
-        log-probs as ``rlhf.rollout.sampling.stack_token_logprobs`` does.
+        ``draws_NT`` is the same tensor in all steps of a rollout. With ``leads`` the decoder may
+        launch the next step of these rows ahead. Returns the tokens and their log-probs as
+        ``rlhf.rollout.sampling.stack_token_logprobs`` does.
         """
 
 

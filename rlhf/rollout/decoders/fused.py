@@ -106,7 +106,9 @@ class CacheAttention:
         """Build the attention function for one new token in each of the first B rows."""
         kernel, num_rows, parts = self._kernel, len(positions_B), self._parts
         if kernel is not None:
-            return lambda kv_cache_2RKLD, heads: kernel(*heads, kv_cache_2RKLD, positions_B)
+            return lambda kv_cache_2RKLD, heads: kernel(
+                *heads, kv_cache_2RKLD[:, :, :, :columns], positions_B
+            )
         rows_B = torch.arange(num_rows, device=self._device)
         hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
         mask_B11L = self._build_additive_mask(hidden_BL)[:, None, None]
@@ -176,6 +178,13 @@ class FusedDecoder(KvCache):
         self._kv_cache = torch.zeros(shape, dtype=dtype, device=self._device)
         self._attention = CacheAttention(parts, self._kv_cache[0])
         self.reads_whole_columns = self._attention.reads_whole_columns
+
+    @property
+    def last_position(self) -> int:
+        """Return the largest position that a token may have."""
+        columns, learned = self._kv_cache.shape[-2], self._parts.positions
+        limit = columns if learned is None else len(learned.weight) - self._parts.position_offset
+        return min(columns, limit) - 1
 
     def refresh_weight_copies(self) -> None:
         """Update the cast copies of weights; weights in the decoder's precision have no copies."""

@@ -1,5 +1,6 @@
 """attention_triton.py by Triton's interpreter, on a CPU; test_triton.py starts this file."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,24 @@ def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
             one = slice(row, row + 1)
             alone = attend(query[one], *newest[:, one], larger[:, one].contiguous(), positions[one])
             assert torch.equal(alone[0], expected[row])
+
+
+def test_a_row_past_the_columns_writes_no_results_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has ended, and its result is of no use."""
+    results = []
+
+    def with_room_behind(like: torch.Tensor, *shape: Any, **how: Any) -> torch.Tensor:
+        shape = shape if isinstance(shape[0], int) else shape[0]
+        results.append(torch.zeros(math.prod(shape) + 9, dtype=how.get("dtype", like.dtype)))
+        return results[-1][:-9].view(shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", with_room_behind)
+    query, memory = torch.ones(1, 1, 16), torch.ones(2, 1, 1, COLUMNS, 16)
+    attend = GpuAttention(attention_triton, programs=64, chunk=CHUNK, block_bytes=SMALL_BLOCK)
+    attend(query, query, query, memory[:, :, :, :CHUNK], torch.tensor([2 * CHUNK]))
+    assert not any(result[-9:].any() for result in results)
 
 
 def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) -> None:
