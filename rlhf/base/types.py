@@ -307,6 +307,11 @@ class RolloutBackend(Protocol):
 Schedule = Callable[[int], float]  # share of the peak learning rate at an optimizer step
 
 
+def keep_parameter(parameter: nn.Parameter) -> Tensor:
+    """Keep a parameter whole and on the CPU, for an engine that copies it; return its weights."""
+    return parameter.data
+
+
 def copy_to_device(tensor: Tensor, to: device) -> Tensor:
     """Return a CPU tensor on device ``to``; the host does not wait for a GPU.
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from rlhf.base.ranks import Ranks
+from rlhf.base.types import keep_parameter
 from rlhf.config.batches import BatchPlan
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, has_16_bit_weights, stage_of
 from rlhf.engine.deepspeed_config import deepspeed_config
@@ -21,10 +22,11 @@ def build_parameter_placer(
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
     The function returns this rank's part (without sharding the whole parameter), or None if the
-    parameter is sharded already. The torch engine needs fp32 weights: its result is None.
+    parameter is sharded already. The torch engine copies weights of any precision to a GPU, so the
+    function keeps them; on a CPU this engine needs fp32 weights, and there is no function.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
-        return None
+        return None if ranks.device.type == "cpu" else keep_parameter
     if stage_of(role, settings.zero) == SHARDED_WEIGHTS:
         return Partitioner(role, settings=settings, plan=plan, ranks=ranks)
     dtype = _weights_dtype(role, settings)

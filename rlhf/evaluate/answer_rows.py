@@ -25,6 +25,7 @@ from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.data.tokens import tokenizer_identity
 from rlhf.engine.devices import best_device
 from rlhf.engine.select import AnyEngine, build_engine
+from rlhf.engine.zero3_partition import build_parameter_placer
 from rlhf.export import build_run_context
 from rlhf.models.build import build_actor, build_scorer, complete_reward_model
 from rlhf.models.language_model import LanguageModel
@@ -186,7 +187,8 @@ class Evaluator:
         return all(score == 1 for score in rules) if rules else None
 
     def _build_policy(self, source: ModelSource) -> AnyEngine:
-        actor = build_actor(source, self.context.tokenizer, seed=0)
+        place = build_parameter_placer(Role.reference, **self._shared)
+        actor = build_actor(source, self.context.tokenizer, seed=0, shard=place)
         model = LanguageModel(actor, fp32_logits=self.config.hardware.keeps_fp32_logits)
         return self._build_frozen_engine(model, Role.reference)
 
@@ -206,8 +208,13 @@ class Evaluator:
         return self._build_frozen_engine(model, Role.reward)
 
     def _build_frozen_engine(self, module: Any, role: Role) -> AnyEngine:
-        settings, ranks = self.context.settings, self.context.ranks
-        return build_engine(module, role=role, settings=settings, plan=self.plan, ranks=ranks)
+        return build_engine(module, role=role, **self._shared)
+
+    @property
+    def _shared(self) -> dict[str, Any]:
+        """Return the arguments that all engines have in common."""
+        context = self.context
+        return {"settings": context.settings, "plan": self.plan, "ranks": context.ranks}
 
 
 def policy_folders(run_dir: Path) -> dict[str, Path]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +15,7 @@ from torch import nn
 from rlhf.base.decoder_modules import CACHE_NAMES, end_token_ids
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.types import keep_parameter
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.kernels.cpu.cpu_layers import (
@@ -198,7 +199,7 @@ def _build_model(
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if shard is not None:
         shard_parameters(model, shard, partial(require_finite_weights, source=source))
-    else:
+    if shard in (None, keep_parameter):
         _require_working_fields(model, source)
         use_onednn_products(model)
     if source.attention in (None, MATMUL):
@@ -295,13 +296,34 @@ def _require_working_fields(model: PreTrainedModel, source: ModelSource) -> None
         place = source.key if source.path is None else f"{source.key}={source.path}, config.json"
         return ConfigError(f"{place}: no causal language model has these fields ({reason})")
 
-    with translate_errors(refuse):
+    with translate_errors(refuse), _fp32_while_running(model):
         base = model.eval().base_model
         hidden_2SH = base(torch.tensor([ids[:2], ids[::2]]), use_cache=True)[0]
     model.train(training)
     first_H, again_H = hidden_2SH[:, 0]
     if not (first_H - again_H).abs().max() <= 1e-3 * first_H.abs().max():  # NaN too
         raise refuse("a token depends on the token after it, or is not a number")
+
+
+@contextmanager
+def _fp32_while_running(model: nn.Module) -> Iterator[None]:
+    """Give each module fp32 weights while it runs, one module at a time."""
+    stored: dict[nn.Parameter, torch.Tensor] = {}
+
+    def widen(module: nn.Module, _: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            stored[parameter], parameter.data = parameter.data, parameter.data.float()
+
+    def restore(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = stored.pop(parameter)
+
+    modules = list(model.modules())
+    hooks = [each.register_forward_pre_hook(widen) for each in modules]
+    hooks += [each.register_forward_hook(restore) for each in modules]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:

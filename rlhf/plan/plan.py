@@ -16,7 +16,7 @@ from rlhf.base.cpu import Isa, usable_isa
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.batches import batch_plans
-from rlhf.config.choices import Device, Dtype, Phase, PlanMode, When
+from rlhf.config.choices import Device, Dtype, ModelInit, Phase, PlanMode, When
 from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
@@ -135,12 +135,14 @@ class Plan:
 
     @property
     def loaded_bytes(self) -> int:
-        """Return the bytes of a node's memory while its ranks load their largest model in fp32.
+        """Return the bytes of a node's memory while its ranks build their largest model in fp32.
 
-        DeepSpeed's models are read from the file piece by piece.
+        These are models with random weights, and with adapters that are merged. Others are read
+        from the file piece by piece.
         """
         at = MemorySetting(machine=self.machine, zero=self.config.zero)
-        models = (model for models in self.models.values() for model in models)
+        is_whole = self.config.model.init is ModelInit.random or self.config.lora.rank > 0
+        models = (model for models in self.models.values() for model in models if is_whole)
         whole = max((m.weights for m in models if at.runs_on_torch(m)), default=0)
         return SINGLE * whole * self.machine.ranks_per_node
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from rlhf.base.errors import ConfigError
 from rlhf.base.ranks import Ranks
 from rlhf.config.batches import BatchPlan
 from rlhf.config.choices import Dtype, Kernels
@@ -21,6 +22,7 @@ from rlhf.models.pretrained import Shard
 from rlhf.models.sources import ModelSource
 from tests.engine.test_torch_engine import ADAMW
 from tests.lora_settings import adding, lora_config
+from tests.models.test_damaged_folders import change_json
 from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of, whole_state
 from tests.pretend_cuda.gpu import Gpu
 from tests.zero_settings import zero_config
@@ -77,14 +79,43 @@ def test_weights_come_one_by_one(
             assert torch.equal(master, expected.flatten())
 
 
-def unsharded(stage: int) -> Shard | None:
-    """What one of eight ranks does with each parameter of a model that is loaded in bf16."""
+def unsharded(stage: int, *, ranks: int = 8) -> Shard | None:
+    """What one of the ranks does with each parameter of a model that is loaded in bf16."""
     return build_parameter_placer(
         Role.actor,
         settings=EngineSettings(zero=zero_config(stage=stage), dtype=Dtype.bf16),
         plan=BatchPlan(per_rank=1, micro=1, accumulation=1),
-        ranks=Ranks(0, 8, torch.device("cuda", 0)),
+        ranks=Ranks(0, ranks, torch.device("cuda", 0)),
     )
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_one_gpu_gets_its_weights_from_the_file(gpu: Gpu, is_trained: bool, tmp_path: Path) -> None:
+    tokenizer = small_tokenizer()
+    save_base(tmp_path, "llama", tokenizer).bfloat16().save_pretrained(tmp_path)
+    source = ModelSource(key="k", path=str(tmp_path))
+    expected = build_actor(source, tokenizer, seed=3)
+    model = build_actor(source, tokenizer, seed=3, shard=unsharded(1, ranks=1))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}, "no fp32 copy on the host"
+    engines = [
+        engine_of(each, torch.device("cuda", 0), is_trained=is_trained)
+        for each in (model, expected)
+    ]
+    for weights, same in zip(*(engine.module.parameters() for engine in engines), strict=True):
+        assert weights.dtype is torch.bfloat16
+        assert torch.equal(weights, same)
+
+
+def test_a_file_of_several_precisions_is_checked_too(gpu: Gpu, tmp_path: Path) -> None:
+    tokenizer = small_tokenizer()
+    base = save_base(tmp_path, "llama", tokenizer).bfloat16()
+    base.model.norm.float()
+    base.save_pretrained(tmp_path)
+    source = ModelSource(key="k", path=str(tmp_path))
+    build_actor(source, tokenizer, seed=3, shard=unsharded(1, ranks=1))
+    change_json(tmp_path / "config.json", rms_norm_eps=-10.0)
+    with pytest.raises(ConfigError, match="no causal language model has these fields"):
+        build_actor(source, tokenizer, seed=3, shard=unsharded(1, ranks=1))
 
 
 BUILT = [(family, 1, torch.bfloat16) for family in FAMILIES]

@@ -29,7 +29,7 @@ from rlhf.base.isolated_process import IsolatedProcess, serve_messages
 from rlhf.base.ranks import Ranks
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.stored_responses import join_rows, own_responses, pack_responses, unpack_responses
-from rlhf.base.types import Engine, PromptBatch, Responses
+from rlhf.base.types import Engine, PromptBatch, Responses, keep_parameter
 from rlhf.config.batches import divide_cores
 from rlhf.config.choices import Device, Phase, When
 from rlhf.config.freeze import load_run
@@ -224,7 +224,12 @@ class SamplingWorker:
         self._tokenizer = load_tokenizer(run_dir / "tokenizer", key="run_dir")
         dtype = resolve_dtype(config.hardware.dtype, config.hardware.device)
         self._policy = SnapshotPolicy(
-            build_policy(config, self._tokenizer, dropout=0.0),
+            build_policy(
+                config,
+                self._tokenizer,
+                dropout=0.0,
+                shard=None if device.type == "cpu" else keep_parameter,
+            ),
             role=Role.actor,
             settings=EngineSettings(zero=config.zero, dtype=dtype),
             ranks=Ranks(device=device),
