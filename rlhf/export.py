@@ -27,7 +27,7 @@ from rlhf.base.types import Engine
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
 from rlhf.config.consent import require_consent
-from rlhf.config.freeze import MICRO_BATCHES, load_run
+from rlhf.config.freeze import MICRO_BATCH_KEYS, load_run
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import PairStep
@@ -302,7 +302,7 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
         stage = getattr(config.zero, name)
         changes[f"zero.{name}"] = stage and min(stage, 1)
     if device is not Device.cuda:
-        changes |= dict.fromkeys(MICRO_BATCHES)
+        changes |= dict.fromkeys(MICRO_BATCH_KEYS)
     for key, value in changes.items():
         group, name = key.split(".")
         old = getattr(config, group)

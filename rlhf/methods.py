@@ -138,7 +138,7 @@ class Method:
         return None
 
 
-class _Found(NamedTuple):
+class _InstalledMethods(NamedTuple):
     """The installed methods by name, and a message for each method that cannot be used."""
 
     methods: dict[str, Method]
@@ -146,18 +146,18 @@ class _Found(NamedTuple):
 
 
 @cache
-def _find_methods() -> _Found:
-    found = _Found({}, [])
+def _find_methods() -> _InstalledMethods:
+    installed = _InstalledMethods({}, [])
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=attrgetter("name")):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "a package"
         try:
             method = _load_method(entry, package)
-            if entry.name in found.methods:
-                raise TypeError(f"{found.methods[entry.name].package} has this name too")
-            found.methods[entry.name] = method
+            if entry.name in installed.methods:
+                raise TypeError(f"{installed.methods[entry.name].package} has this name too")
+            installed.methods[entry.name] = method
         except Exception as error:  # a package may raise anything
-            found.faults.append(_describe_fault(entry.name, package, error))
-    return found
+            installed.faults.append(_describe_fault(entry.name, package, error))
+    return installed
 
 
 def _describe_fault(name: str, package: str, error: Exception) -> str:
@@ -184,7 +184,7 @@ def _load_method(entry: EntryPoint, package: str) -> Method:
     for name, value in loaded.off.items():
         group, _, key = name.partition(".")
         if group not in loaded.keys or attrgetter(key)(loaded.keys[group]()) != value:
-            raise TypeError(f"off has {name}={value}, which is not the default of a key of it")
+            raise TypeError(f"off has {name}={value}: no key of the method has this default")
     method = loaded()
     method.package = package
     return method
@@ -222,16 +222,16 @@ def refuse_broken_methods() -> None:
         raise ConfigError(fault)
 
 
-def parts_of(kind: type[P], made: Iterable[Part | None]) -> list[P]:
+def parts_of(kind: type[P], candidates: Iterable[Part | None]) -> list[P]:
     """Return the parts that are not None; raise TypeError if one is no ``kind``."""
-    return [_require(isinstance(part, kind), kind, part) for part in made if part is not None]
+    return [_require(isinstance(part, kind), kind, part) for part in candidates if part is not None]
 
 
-def classes_of(kind: type[P], made: Iterable[type[Part] | None]) -> list[type[P]]:
+def classes_of(kind: type[P], candidates: Iterable[type[Part] | None]) -> list[type[P]]:
     """Return the classes that are not None; raise TypeError if one is no subclass of ``kind``."""
     return [
         _require(isinstance(part, type) and issubclass(part, kind), kind, part)
-        for part in made
+        for part in candidates
         if part is not None
     ]
 
@@ -282,13 +282,13 @@ def read_table(
     """
     path = method.folder / name
     try:
-        found: Mapping[str, Any] = read_yaml_beside(str(path), name) if path.is_file() else {}
-        parse(found)
+        content: Mapping[str, Any] = read_yaml_beside(str(path), name) if path.is_file() else {}
+        parse(content)
     except Exception as error:  # the file of a package may hold anything
         fault = ValueError(" ".join(f"{name}: {error}".split()))
         _find_methods().faults.append(_describe_fault(method.name, method.package, fault))
         return {}
-    return found
+    return content
 
 
 def conf_folders() -> list[Path]:
@@ -302,13 +302,13 @@ def defaults_of_methods() -> dict[str, dict[str, Any]]:
 
     Keys of ``rewards`` are dropped: a part of the score has only the keys that the user sets.
     """
-    found: dict[str, dict[str, Any]] = {}
+    defaults_by_group: dict[str, dict[str, Any]] = {}
     for method in installed_methods():
         for group, keys in method.keys.items():
             if group != REWARDS:
                 defaults = asdict(keys(), dict_factory=_name_values)  # type: ignore[call-overload]
-                found.setdefault(group, {}).update(defaults)
-    return found
+                defaults_by_group.setdefault(group, {}).update(defaults)
+    return defaults_by_group
 
 
 def _name_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_one_evaluation_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run_dir = started_run(tmp_path / "run")
     with (
         lock_evaluation(run_dir),
-        pytest.raises(CheckpointError, match="two would mix"),
+        pytest.raises(CheckpointError, match="two processes would mix"),
         lock_evaluation(run_dir),
     ):
         pass
@@ -231,8 +231,8 @@ class Flood:
 def test_a_process_that_floods_its_socket_is_given_up(
     longest: int, rest: float, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolated_process, "LONGEST_LINE", longest)
-    monkeypatch.setattr(isolated_process, "REST_S", rest)
+    monkeypatch.setattr(isolated_process, "LONGEST_LINE_BYTES", longest)
+    monkeypatch.setattr(isolated_process, "LEAST_READ_S", rest)
     process = object.__new__(IsolatedProcess)
     process.__dict__.update(_channel=Flood(), _received=bytearray())
     with pytest.raises(error):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.base.safe_text import FORMS
+from rlhf.base.safe_text import SECRET_PATTERNS
 from rlhf.base.stored_files import DamagedFileError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config, write_command
@@ -99,7 +99,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", SECRET_PATTERNS)
 def test_a_secret_in_the_command_is_refused_and_not_repeated(name: str, compose: Compose) -> None:
     value = EXAMPLES[name]
     with pytest.raises(ConfigError) as caught:

@@ -131,11 +131,11 @@ def grpo_advantages(
 
 
 def normalise_in_groups(totals_GK: Tensor, *, divides: bool = True) -> Tensor:
-    """Return (total - mean) / (std + 1e-6) over the responses to a prompt, the second dimension.
+    """Return (total - mean) / (std + 1e-6) over dimension 1, the responses to a prompt.
 
     GRPO's paper does not define std; this is the sample deviation (divisor: responses - 1), as in
     the usual implementations, so that their learning rates carry over. Without ``divides`` only the
-    mean is subtracted. Every index of a further dimension is normalised separately.
+    mean is subtracted. Each index of a third dimension is normalised separately.
     """
     centred_GK = totals_GK - totals_GK.mean(dim=1, keepdim=True)
     return centred_GK / (totals_GK.std(dim=1, keepdim=True) + 1e-6) if divides else centred_GK

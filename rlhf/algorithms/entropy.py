@@ -9,7 +9,7 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class EntropyController:
-    """A coefficient of the entropy bonus that follows a target entropy, in nats per token.
+    """A coefficient of the entropy bonus that steers the entropy to a target, in nats per token.
 
         coefficient += step if entropy < target, otherwise coefficient -= step, to no less than 0
         weight       = coefficient if entropy <= target, otherwise 0

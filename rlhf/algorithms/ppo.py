@@ -216,8 +216,8 @@ def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, keep_BT: Tensor) -> 
 
 def _approx_kl(log_ratio_BT: Tensor, keep_BT: Tensor) -> Mean:
     """Return the k3 estimate of KL(old || new) from clamped log-ratios."""
-    still_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: one side can be 0
-    return Mean.of(estimate_kl(still_BT, log_ratio_BT.detach(), estimator="k3"), keep_BT)
+    zeros_BT = torch.zeros_like(log_ratio_BT)  # k3 needs only the difference: one side can be 0
+    return Mean.of(estimate_kl(zeros_BT, log_ratio_BT.detach(), estimator="k3"), keep_BT)
 
 
 def value_loss(

@@ -14,15 +14,15 @@ CHUNK = 1024  # responses that are compared with all others at once
 
 
 class Ranking(NamedTuple):
-    """The share of comparisons that scores decide right; responses of equal grade are not compared.
+    """The share of pairs of responses with different grades that scores put in the right order.
 
-    If grades have only two values, it is the area under the ROC curve (AUC).
+    If grades have only two values, this share is the area under the ROC curve (AUC).
     """
 
     accuracy: float
     low: float  # 95 % confidence interval
     high: float
-    size: int
+    size: int  # number of responses
 
     def results(self) -> dict[str, Any]:
         """Return the entries of result.json."""

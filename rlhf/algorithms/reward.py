@@ -1,8 +1,7 @@
 """Losses of the reward model, and its calibration.
 
-Shapes: B = pairs, or single responses; S = tokens of whole sequences.
-
-Losses are sums over pairs; the caller divides by the number of pairs in the whole batch.
+Shapes: B = pairs, or single responses; S = tokens of whole sequences. The losses (B,) are
+summed by ``build_reward_loss``; the caller divides by the number of pairs in the whole batch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rlhf.algorithms.masking import last_kept_index
 from rlhf.base.metrics import Mean
 from rlhf.base.types import PreferenceBatch
 
-BINS = 10  # number of confidence bins for the calibration error
+NUM_BINS = 10  # confidence bins for the calibration error
 
 
 class RewardLoss(NamedTuple):
@@ -132,15 +131,15 @@ def build_reward_loss(
 
 
 def calibration_bins(margin_B: Tensor, keep_B: Tensor) -> dict[str, Mean]:
-    """Return the mean confidence and the accuracy of the pairs in each of ``BINS`` equal bins.
+    """Return the mean confidence and the accuracy of the pairs in each of ``NUM_BINS`` equal bins.
 
     The confidence is the probability that the Bradley-Terry model gives to the response that it
     prefers, from 0.5 to 1. ``calibration_error`` reads the bins.
     """
     confidence_B = margin_B.abs().sigmoid()
-    bin_B = ((confidence_B - 0.5) * 2 * BINS).long().clamp(max=BINS - 1)
+    bin_B = ((confidence_B - 0.5) * 2 * NUM_BINS).long().clamp(max=NUM_BINS - 1)
     bins = {}
-    for number in range(BINS):
+    for number in range(NUM_BINS):
         in_bin_B = keep_B & (bin_B == number)
         bins[f"confidence/{number}"] = Mean.of(confidence_B, in_bin_B)
         bins[f"right/{number}"] = Mean.of((margin_B > 0).float(), in_bin_B)
@@ -153,7 +152,7 @@ def calibration_error(bins: Mapping[str, Mean]) -> float:
     It is the mean over pairs of |mean confidence - accuracy| in the pair's bin.
     """
     total = pairs = 0.0
-    for number in range(BINS):
+    for number in range(NUM_BINS):
         confidence, right = bins[f"confidence/{number}"], bins[f"right/{number}"]
         total += abs(float(confidence.total - right.total))
         pairs += float(right.count)

@@ -1,4 +1,4 @@
-"""Replace files, links and folders atomically; retry operations that a network drive refused."""
+"""Replace files, links and folders atomically; retry operations that fail on network drives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 # Error numbers of network file systems after which a retry often succeeds.
-TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
-WAITS = (0.5, 2.0, 8.0)  # seconds before the second, third and fourth attempt
+TRANSIENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EREMOTEIO}
+RETRY_WAITS_S = (0.5, 2.0, 8.0)  # before the second, third and fourth attempt
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of <fcntl.h> and <linux/fs.h>
-CANNOT_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example, on NFS
+NO_EXCHANGE_ERRORS = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # for example, on NFS
 
 
 def system_error_number(error: BaseException) -> int | None:
@@ -29,18 +29,18 @@ def system_error_number(error: BaseException) -> int | None:
     """
     if (number := getattr(error, "errno", None)) is not None:
         return int(number)
-    found = re.search(r"(?:os error |Errno )(\d+)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"(?:os error |Errno )(\d+)", str(error))
+    return int(match[1]) if match else None
 
 
 def is_transient(error: BaseException) -> bool:
     """Return True if the operation that raised ``error`` may succeed on a retry."""
-    return system_error_number(error) in TRANSIENT
+    return system_error_number(error) in TRANSIENT_ERRORS
 
 
 def retry_transient_errors(attempt: Callable[[], T]) -> T:
     """Return the result of ``attempt``; call it up to four times while errors are transient."""
-    for seconds in WAITS:
+    for seconds in RETRY_WAITS_S:
         try:
             return attempt()
         except Exception as error:
@@ -76,8 +76,8 @@ def replace_atomically(path: Path, *, shared: bool = False) -> Iterator[Path]:
     the call first removes the temporary file that a killed process has left.
 
     Raises:
-        OSError: if the drive is full or fails; the message names ``path``. An error of safetensors
-            or tokenizers whose text has an errno is converted to an OSError.
+        OSError: if the drive is full or fails; the message names ``path``, or the file in it. An
+            error of safetensors or tokenizers whose text has an errno becomes an OSError.
     """
     suffix = f"{os.getpid()}-{threading.get_ident()}" if shared else "building"
     building, aside = (path.with_name(f".{path.name}.{end}") for end in (suffix, "old"))
@@ -115,7 +115,7 @@ def _move_into_place(building: Path, path: Path, aside: Path) -> None:
     if building.is_file() and not building.is_symlink():
         with building.open("rb") as file:
             os.fsync(file.fileno())  # without it, a power cut could leave an empty file
-    has_folder = any(each.is_dir() and not each.is_symlink() for each in (building, path))
+    has_folder = any(p.is_dir() and not p.is_symlink() for p in (building, path))
     if not has_folder or not os.path.lexists(path):
         building.replace(path)
     elif not _exchange_paths(building, path):
@@ -133,7 +133,7 @@ def _exchange_paths(one: Path, other: Path) -> bool:
         code = libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
     except AttributeError:  # this libc is too old to have renameat2
         return False
-    if code and (number := ctypes.get_errno()) not in CANNOT_EXCHANGE:
+    if code and (number := ctypes.get_errno()) not in NO_EXCHANGE_ERRORS:
         raise OSError(number, os.strerror(number), str(other))
     return not code
 

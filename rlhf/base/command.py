@@ -30,16 +30,16 @@ class Result(NamedTuple):
 class _CommandParser(argparse.ArgumentParser):
     """A parser that reports a wrong argument as JSON too if the command line has --json."""
 
-    _is_json = False
+    _wants_json = False
 
     def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse ``args`` like the base class, and note for ``error`` whether --json is there."""
-        self._is_json |= "--json" in args  # a later call may get only the arguments that are left
+        """Parse ``args`` like the base class; remember for ``error`` if --json is among them."""
+        self._wants_json |= "--json" in args  # a later call may get only the remaining arguments
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Report a wrong argument, and exit with code 2."""
-        if self._is_json:
+        if self._wants_json:
             refused = refusal_as_json(ConfigError(message.removeprefix("argument ")))
             sys.stdout.write(format_json({"error": refused}))
         super().error(message)
@@ -60,21 +60,21 @@ def build_command_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if uses_run:
-        text = (
+        help_text = (
             "run the code that the run's config.yaml names, and use the addresses, environment "
             "variables, data and models outside of the run that it names"
         )
-        parser.add_argument("--trust-run", "--trust-code", action="store_true", help=text)
+        parser.add_argument("--trust-run", "--trust-code", action="store_true", help=help_text)
     if has_json:
-        text = "print one JSON document on stdout, and everything else on stderr"
-        parser.add_argument("--json", action="store_true", help=text)
+        help_text = "print one JSON document on stdout, and everything else on stderr"
+        parser.add_argument("--json", action="store_true", help=help_text)
     return parser
 
 
 def run_to_exit_code(work: Callable[[], Result | int | None], *, as_json: bool = False) -> int:
-    """Call ``work`` and return its exit code; print an RlhfError that it raises, and return 2.
+    """Call ``work``; return its exit code, or print an RlhfError or a drive's error, and return 2.
 
-    With ``as_json``, ``work`` returns a Result. Its content, or {"error": ...} after an RlhfError,
+    With ``as_json``, ``work`` returns a Result. Its content, or {"error": ...} after an error,
     is the only text on stdout: what ``work`` and its child processes print goes to stderr.
     """
     survive_output_errors()
@@ -97,14 +97,14 @@ def run_to_exit_code(work: Callable[[], Result | int | None], *, as_json: bool =
 def _send_output_to_stderr() -> Iterator[None]:
     """Send to stderr what this process and its child processes write to stdout."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
 
 
 def set_cuda_allocator() -> None:
@@ -133,7 +133,7 @@ class _LastingFile(io.FileIO):
     """A file whose descriptor is redirected to /dev/null as soon as a write fails."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
-        """Write ``data``; after the first failure drop all output, with one warning on stderr."""
+        """Write ``data``; if this fails, drop it and all later output; warn on stderr once."""
         try:
             return super().write(data)
         except OSError as error:

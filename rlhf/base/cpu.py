@@ -1,6 +1,6 @@
 """Read this machine's CPU: name, cores and instruction sets, and limits on cores and memory.
 
-The planner, the engine and the kernels share these rules; nothing here imports torch.
+The planner, the engine and the kernels call these functions; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Cpu(NamedTuple):
         """Return the highest level that the CPU supports; a level requires all lower levels."""
         if "asimd" in self.flags:
             return Isa.avx2
-        found = Isa.none
+        highest = Isa.none
         for level, flags in FLAGS.items():
             if not flags <= self.flags:
                 break
-            found = level
-        return found
+            highest = level
+        return highest
 
 
 @cache
@@ -83,8 +83,8 @@ def read_cpu(cpuinfo: Path = CPUINFO) -> Cpu:
     """Return the CPU that ``cpuinfo`` describes; if there is no such file, a CPU without flags."""
     if not cpuinfo.exists():
         return Cpu(platform.processor() or platform.machine(), frozenset())
-    first, _, _ = cpuinfo.read_text().partition("\n\n")  # the first core
-    fields = dict(line.partition(":")[::2] for line in first.splitlines())
+    first_core, _, _ = cpuinfo.read_text().partition("\n\n")
+    fields = dict(line.partition(":")[::2] for line in first_core.splitlines())
     values = {key.strip(): value.strip() for key, value in fields.items()}
     numbers = [values.get(key, "") for key in ("cpu family", "model", "stepping", "CPU part")]
     name = values.get("model name", f"{platform.machine()} {values.get('CPU implementer', '')}")
@@ -155,7 +155,7 @@ def can_train_fp16(cpu: Cpu | None = None) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: compiled kernels, measured CPU rates, finished phases and more."""
+    """Return the folder that caches compiled kernels, CPU rates, finished phases and more."""
     return expand_user_path(os.environ.get("RLHF_CACHE") or "~/.cache/rlhf", key="RLHF_CACHE")
 
 
@@ -165,10 +165,10 @@ def num_usable_cores() -> int:
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-GROUPS_OF_PROCESS = Path("/proc/self/cgroup")
-GROUPS = Path("/sys/fs/cgroup")
+CGROUP_LIST = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")  # in cgroups of version 2 and of version 1
-SHARED_BY = "RLHF_JOBS_ON_MACHINE"  # environment variable: number of concurrent jobs
+JOBS_ENV = "RLHF_JOBS_ON_MACHINE"  # environment variable: number of concurrent jobs
 
 
 class HostLimits(NamedTuple):
@@ -180,16 +180,16 @@ class HostLimits(NamedTuple):
 
 def num_jobs_on_machine() -> int:
     """Return the number of jobs of a sweep or search that run on this machine together."""
-    return int(os.environ.get(SHARED_BY, "1"))
+    return int(os.environ.get(JOBS_ENV, "1"))
 
 
-def read_cgroup_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROUPS) -> HostLimits:
-    """Return the lowest limits of the cgroups that the file ``of_process`` lists for a process.
+def read_cgroup_limits(cgroup_list: Path = CGROUP_LIST, root: Path = CGROUP_ROOT) -> HostLimits:
+    """Return the lowest limits of the cgroups that the file ``cgroup_list`` lists for a process.
 
     The limits of enclosing cgroups apply too. In a container the file may list paths that exist
-    only on the host: then only the outermost folder, ``groups`` itself, has limits to read.
+    only on the host: then only the outermost folder of each hierarchy has limits to read.
     """
-    folders = [*_cgroup_folders(of_process, groups)]
+    folders = [*_cgroup_folders(cgroup_list, root)]
     memory = [n for f in folders for name in MEMORY_FILES for n in _read_cgroup_numbers(f / name)]
     quotas = [_read_cgroup_numbers(folder / "cpu.max") for folder in folders]
     quotas += [
@@ -200,15 +200,15 @@ def read_cgroup_limits(of_process: Path = GROUPS_OF_PROCESS, groups: Path = GROU
     return HostLimits(min(memory, default=None), min(cores, default=None))
 
 
-def _cgroup_folders(of_process: Path, groups: Path) -> Iterator[Path]:
+def _cgroup_folders(cgroup_list: Path, root: Path) -> Iterator[Path]:
     """Yield the folders of the process's cgroups, and of the cgroups that enclose them."""
     try:
-        lines = of_process.read_text().splitlines()
+        lines = cgroup_list.read_text().splitlines()
     except OSError:
         lines = []
     for line in lines:
         _, controllers, name = line.split(":", 2)
-        top = groups / controllers
+        top = root / controllers
         parts = [part for part in Path(name).parts if part not in {"/", ".."}]
         for end in range(len(parts), -1, -1):
             yield top.joinpath(*parts[:end])

@@ -1,4 +1,4 @@
-"""The modules of a decoder for fused decoding; a model's end tokens, and its KV cache parameter."""
+"""Describe a decoder's modules for fused decoding; find end tokens and the KV cache parameter."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class DecoderModules:
         pairs = [(getattr(block, n), shape) for block in self.blocks for n, shape in needed.items()]
         for block in self.blocks:
             rows = [query, key, key] if len(block.query_key_value) > 1 else [query + 2 * key]
-            pairs += zip(block.query_key_value, ([each, hidden] for each in rows), strict=True)
+            pairs += zip(block.query_key_value, ([size, hidden] for size in rows), strict=True)
         vocabulary, embedded = self.tokens.weight.shape
         pairs.append((self.project_in, [hidden, embedded]))
         pairs.append((self.tokens, [vocabulary, hidden if self.project_in is None else embedded]))
@@ -104,7 +104,7 @@ class DecoderModules:
         if odd or not key or self.num_heads % self.num_kv_heads:
             fault = f"{self.num_heads} query heads cannot share {self.num_kv_heads} key heads"
             for module, shape in odd[:1]:
-                fault = f"{module} must have the shape {shape} beside the other layers"
+                fault = f"{module} must have a weight of shape {shape}, and a bias that fits it"
             raise CapabilityError(
                 f"rollout.backend=fast: {fault}; use the config.json that was saved with these "
                 "weights, or rollout=hf"
@@ -112,7 +112,7 @@ class DecoderModules:
 
 
 def _has_shape(module: Any, shape: list[int]) -> bool:
-    """Return True if the weight of ``module`` has this shape, without a 0, and its bias fits."""
+    """Return True if the weight of ``module`` has ``shape``, no size is 0, and its bias fits."""
     weight, bias = module.weight, getattr(module, "bias", None)
     actual = module.normalized_shape if weight is None else weight.shape
     return list(actual) == shape and all(shape) and (bias is None or len(bias) == shape[0])

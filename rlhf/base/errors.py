@@ -19,7 +19,7 @@ class RlhfError(Exception):
 
 
 class LostRankError(RlhfError):
-    """A rank that was killed, or that has lost the others."""
+    """A rank that was killed, or that has lost contact with other ranks."""
 
     exit_code = LOST_RANK
 
@@ -45,7 +45,7 @@ class RolloutError(RlhfError):
 
 
 class CheckpointError(RlhfError):
-    """A folder that should contain a model or a run but does not."""
+    """A folder that should contain an intact model or run but does not."""
 
 
 def refuse_broken_rule(broken: Mapping[str, bool], prefix: str = "") -> None:

@@ -19,11 +19,11 @@ def float_or_infinity(number: float) -> float:
 def replace_non_finite(value: object) -> object:
     """Return ``value`` with None in place of numbers that are not finite, at any depth."""
     if isinstance(value, Mapping):
-        return {key: replace_non_finite(each) for key, each in value.items()}
+        return {key: replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [replace_non_finite(each) for each in value]
+        return [replace_non_finite(item) for item in value]
     if isinstance(value, tuple):
-        return tuple(replace_non_finite(each) for each in value)
+        return tuple(replace_non_finite(item) for item in value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -37,14 +37,14 @@ def restore_nan(result: Mapping[str, Any]) -> dict[str, Any]:
 
     The entry ``planned`` keeps its nulls, which stand for unknown numbers.
     """
-    return {k: each if k == "planned" else _nan_for_null(each) for k, each in result.items()}
+    return {k: value if k == "planned" else _nan_for_null(value) for k, value in result.items()}
 
 
 def _nan_for_null(value: Any) -> Any:
     if isinstance(value, Mapping):
         return restore_nan(value)
     if isinstance(value, list):
-        return [_nan_for_null(each) for each in value]
+        return [_nan_for_null(item) for item in value]
     return math.nan if value is None else value
 
 

@@ -2,7 +2,7 @@
 
 For a damaged file, transformers raises OSError, ValueError, KeyError, RuntimeError, ImportError and
 more, and tokenizers a plain Exception. So an error counts as one of a library if it is an OSError,
-has a type of a library, or is a built-in error raised in a library's code: it is about the input.
+has a type of a library, or is a built-in error raised in a library's code: it concerns the input.
 A built-in error raised in our own code is a bug, which keeps its traceback.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).parents[1]
 # Errors of a drive that is full or read-only, or over a quota or a limit on file sizes.
-CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Errors of a drive that fails or cannot be written; sockets and processes never raise them.
-OF_DRIVES = CANNOT_WRITE | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
+DRIVE_ERRORS = WRITE_ERRORS | {errno.EIO, errno.ESTALE, errno.EREMOTEIO}
 # Errors of a path that is missing, invalid, not accessible, or of a wrong kind, such as a folder.
-OF_FILES = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-OF_FILES |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
-AGAIN = "repeat the command"
+PATH_ERRORS = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+PATH_ERRORS |= {errno.ENOENT, errno.EINVAL, errno.ENAMETOOLONG}
+REPEAT_COMMAND = "repeat the command"
 
 
 @contextmanager
@@ -75,33 +75,33 @@ def reason_of(error: BaseException) -> str:
 
 def remedy_of(error: BaseException) -> str:
     """Return advice on what to do about a file that cannot be read or written."""
-    if system_error_number(error) in OF_FILES - {errno.EACCES, errno.EPERM}:
+    if system_error_number(error) in PATH_ERRORS - {errno.EACCES, errno.EPERM}:
         return "restore the folders of this path if they were removed or moved, or name another"
     if system_error_number(error) == errno.EFBIG:
         return "raise the limit on file sizes (ulimit -f)"
-    return "make room, or the folder writable"
+    return "make room on the drive, or make the folder writable"
 
 
 class DriveError(RlhfError):
-    """The error for a file that this process cannot read or write: a full disk, no permission."""
+    """The error for a file that cannot be read or written: full drive, no permission and others."""
 
 
-def to_drive_error(error: BaseException, then: str = AGAIN) -> DriveError | None:
-    """Return a DriveError with file, reason and advice; None if ``error`` is not about a file."""
+def to_drive_error(error: BaseException, then: str = REPEAT_COMMAND) -> DriveError | None:
+    """Return a DriveError whose advice ends in ``then``; None if ``error`` is not about a file."""
     number, file = system_error_number(error), getattr(error, "filename", None)
-    is_of_file = number in OF_DRIVES or (file is not None and number in OF_FILES)
+    is_of_file = number in DRIVE_ERRORS or (file is not None and number in PATH_ERRORS)
     if isinstance(error, RlhfError) or number is None or not is_of_file:
         return None
-    verb = "written" if number in CANNOT_WRITE else "read or written"
+    verb = "written" if number in WRITE_ERRORS else "read or written"
     return DriveError(
-        f"{file or 'a file'} cannot be {verb} ({os.strerror(number)}). What was complete before "
-        f"is intact; {remedy_of(error)}, then {then}"
+        f"{file or 'a file'} cannot be {verb} ({os.strerror(number)}). Files that were complete "
+        f"are intact; {remedy_of(error)}, then {then}"
     )
 
 
 @contextmanager
-def convert_drive_errors(then: str = AGAIN) -> Iterator[None]:
-    """Convert errors of files and drives in the block to a DriveError; do not change others."""
+def convert_drive_errors(then: str = REPEAT_COMMAND) -> Iterator[None]:
+    """Convert errors of files and drives in the block to DriveErrors; see ``to_drive_error``."""
     try:
         yield
     except Exception as error:

@@ -9,7 +9,7 @@ from typing import ClassVar
 class Heartbeat:
     """The time of the last heartbeat; the watchdog expects heartbeats only during a phase."""
 
-    current: ClassVar[Heartbeat | None] = None  # the Heartbeat started last
+    current: ClassVar[Heartbeat | None] = None  # the one that was started last
 
     def __init__(self) -> None:
         self._last: float | None = None

@@ -12,9 +12,9 @@ from functools import cache
 from typing import NamedTuple
 
 NORMAL_QUANTILE = 1.96  # 97.5 % quantile of the normal distribution
-LEVEL = 0.95  # probability that an interval covers the mean
-HALVINGS = 34  # bisection steps; the first interval is from 0 to 16
-SIMPSON = 400  # subintervals for Simpson's rule, an even number
+CONFIDENCE = 0.95  # probability that an interval covers the mean
+NUM_HALVINGS = 34  # bisection steps of t_quantile; its first interval is from 0 to 16
+NUM_SUBINTERVALS = 400  # for Simpson's rule; an even number
 
 
 class Estimate(NamedTuple):
@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 
     mean: float
     half: float
-    size: int
+    size: int  # number of values
 
     @property
     def low(self) -> float:
@@ -44,10 +44,10 @@ class Estimate(NamedTuple):
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """Return the mean; NaN if the sum overflows or is NaN, as after a diverged run."""
+    """Return the mean; NaN if there are no values, or if the sum overflows or is NaN."""
     try:
         return statistics.fmean(values)
-    except (OverflowError, ValueError):  # the sum overflows, or adds inf and -inf
+    except (OverflowError, ValueError):  # the run has diverged, or there are no values
         return math.nan
 
 
@@ -93,19 +93,19 @@ def t_quantile(degrees: float) -> float:
     if degrees < 1:
         raise ValueError(f"{degrees} degrees of freedom: at least one is needed")
     low, high = 0.0, 16.0  # the largest quantile, for one degree of freedom, is 12.7
-    for _ in range(HALVINGS):
+    for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
         low, high = (
-            (middle, high) if _probability_within(middle, degrees) < LEVEL else (low, middle)
+            (middle, high) if _probability_within(middle, degrees) < CONFIDENCE else (low, middle)
         )
     return (low + high) / 2
 
 
-def two_sided_p_value(found: Estimate, degrees: float) -> float:
-    """Return the two-sided p-value of ``found`` for a true mean of 0; NaN if half is 0 or NaN."""
-    if not found.half > 0:
+def two_sided_p_value(estimate: Estimate, degrees: float) -> float:
+    """Return the two-sided p-value for a true mean of 0; NaN if ``half`` is 0 or NaN."""
+    if not estimate.half > 0:
         return math.nan
-    t = abs(found.mean) / found.half * t_quantile(degrees)
+    t = abs(estimate.mean) / estimate.half * t_quantile(degrees)
     return max(0.0, 1 - _probability_within(t, degrees))
 
 
@@ -115,10 +115,10 @@ def _probability_within(t: float, degrees: float) -> float:
     The substitution x = sqrt(degrees) tan(angle) makes the density a power of the cosine, which is
     integrated by Simpson's rule.
     """
-    width = math.atan(t / math.sqrt(degrees)) / SIMPSON
-    inner = (2 + 2 * (i % 2) for i in range(1, SIMPSON))
-    heights = [math.cos(i * width) ** (degrees - 1) for i in range(SIMPSON + 1)]
-    weights = [1, *inner, 1]
+    width = math.atan(t / math.sqrt(degrees)) / NUM_SUBINTERVALS
+    inner_weights = (2 + 2 * (i % 2) for i in range(1, NUM_SUBINTERVALS))
+    heights = [math.cos(i * width) ** (degrees - 1) for i in range(NUM_SUBINTERVALS + 1)]
+    weights = [1, *inner_weights, 1]
     area = math.fsum(w * h for w, h in zip(weights, heights, strict=True)) * width / 3
     ratio = math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2))
     return 2 * area * ratio / math.sqrt(math.pi)

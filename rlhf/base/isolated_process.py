@@ -23,9 +23,9 @@ from rlhf.base.errors import ConfigError
 
 SECONDS_TO_START = 120.0  # the user's code may import large libraries
 SECONDS_TO_END = 10.0
-CHUNK = 1 << 20  # bytes
-LONGEST_LINE = 1 << 26  # bytes
-REST_S = 1.0  # seconds after the deadline in which data that has arrived is still read
+CHUNK_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 26
+LEAST_READ_S = 1.0  # data that has arrived is read for this time, even if the deadline has passed
 
 
 class IsolatedProcess:
@@ -72,15 +72,15 @@ class IsolatedProcess:
             TimeoutError: if the line is incomplete at the deadline; the next call reads the rest.
             OSError: if the process has ended, or its line is too long or no JSON object.
         """
-        last, end = max(until, time.monotonic() + REST_S), self._received.find(b"\n")
+        last, end = max(until, time.monotonic() + LEAST_READ_S), self._received.find(b"\n")
         while end < 0:
             self._channel.settimeout(_seconds_until(until))
-            more = self._channel.recv(CHUNK)
-            if not more or len(self._received) > LONGEST_LINE:
+            chunk = self._channel.recv(CHUNK_BYTES)
+            if not chunk or len(self._received) > LONGEST_LINE_BYTES:
                 raise ConnectionResetError
-            if b"\n" in more:
-                end = len(self._received) + more.index(b"\n")
-            self._received += more
+            if b"\n" in chunk:
+                end = len(self._received) + chunk.index(b"\n")
+            self._received += chunk
             if end < 0 and time.monotonic() > last:  # data keeps coming without a line end
                 raise TimeoutError
         line = self._received[:end]
@@ -109,9 +109,9 @@ def _seconds_until(until: float) -> float:
 
 
 def serve_messages(
-    descriptor: int, answers: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
+    descriptor: int, answer_messages: Callable[[Iterator[Any]], Iterable[Mapping[str, Any]]]
 ) -> None:
-    """Pass messages from a socket to ``answers`` and send what it yields, until the peer closes."""
+    """Pass messages of a socket to ``answer_messages``; send its answers until the peer closes."""
     # Ignore an OSError: the run has ended, or the user's code has closed the socket.
     with (
         suppress(OSError),
@@ -120,7 +120,7 @@ def serve_messages(
         channel.makefile("w") as sent,  # one file for both could lose received lines
     ):
         process_id = os.getpid()
-        for answer in answers(map(json.loads, received)):
+        for answer in answer_messages(map(json.loads, received)):
             if os.getpid() != process_id:
                 os._exit(1)  # a fork made by the user's code must not answer too
             sent.write(json.dumps(answer, default=str) + "\n")
@@ -131,40 +131,40 @@ LONGEST_REASON = 500  # characters of an error message, which may quote a whole 
 
 
 def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
-    """Return the object that ``target`` (MODULE:NAME) names, and the path of its module's file.
+    """Return the object that ``target`` (MODULE:NAME) names, and its module's file, or None.
 
     The import path is changed: call this function only in a process for a user's code.
 
     Raises:
         ConfigError: if the object cannot be imported; the message begins with ``key``.
     """
-    place, _, name = target.partition(":")
+    module, _, name = target.partition(":")
     os.environ.pop("PYTHONSAFEPATH", None)  # else programs that the user's code starts inherit it
     file = None
     try:
         sys.path.append(os.getcwd())  # last, so that a json.py there does not hide Python's json
-        spec = find_spec(place)
+        spec = find_spec(module)
         file = None if spec is None else spec.origin
-        return getattr(import_module(place), name), file
+        return getattr(import_module(module), name), file
     except BaseException as error:  # the module's own code may raise anything
         raise ConfigError(
-            f"{key}={target}: cannot be imported: {failure_reason(error, file)}. Give MODULE:NAME, "
-            "importable from here"
+            f"{key}={target}: cannot be imported: {failure_reason(error, file)}. Give MODULE:NAME "
+            "that can be imported from the current folder"
         ) from error
 
 
 def find_code_file(target: str) -> Path:
     """Return the file of MODULE:NAME without importing it; a missing path if there is no file."""
     parts = target.partition(":")[0].split(".")
-    places = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
-    return next((place for place in places if place.is_file()), places[0])
+    paths = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def failure_reason(error: BaseException, file: str | None) -> str:
     """Return ``error`` in one line, with the number of the failed line in the user's ``file``."""
-    lines = (line.strip() for line in str(error).splitlines())
-    first = next((line for line in lines if any(map(str.isalnum, line))), "")  # skip rows of stars
-    text = f"{type(error).__name__}: {first[:LONGEST_REASON]}".removesuffix(": ")
+    lines = (line.strip() for line in str(error).splitlines())  # may begin with a row of stars
+    first_line = next((line for line in lines if any(map(str.isalnum, line))), "")
+    reason = f"{type(error).__name__}: {first_line[:LONGEST_REASON]}".removesuffix(": ")
     frames = traceback.walk_tb(error.__traceback__)
-    places = [str(line) for frame, line in frames if frame.f_code.co_filename == file]
-    return f"{text} ({':'.join([file, *places[-1:]])})" if file else text
+    line_numbers = [str(line) for frame, line in frames if frame.f_code.co_filename == file]
+    return f"{reason} ({':'.join([file, *line_numbers[-1:]])})" if file else reason

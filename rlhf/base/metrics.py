@@ -117,7 +117,7 @@ Metrics = dict[str, Metric]
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """Return the merged metrics of two parts of a batch: equal names, or an empty ``first``."""
+    """Return the merged metrics of two parts of a batch (equal names); ``first`` may be empty."""
     if not first:
         return second
     return {name: first[name] + second[name] for name in first}  # type: ignore[operator]

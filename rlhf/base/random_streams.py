@@ -39,12 +39,12 @@ class Shuffle:
 
     def batch_indices(self, step: int, batch_size: int) -> list[int]:
         """Return the example indices of batch ``step``; steps may be requested in any order."""
-        first = step * batch_size
-        return [self._example_at(position) for position in range(first, first + batch_size)]
+        start = step * batch_size
+        return [self._example_at(position) for position in range(start, start + batch_size)]
 
     def _example_at(self, position: int) -> int:
-        epoch, place = divmod(position, self._size)
+        epoch, index = divmod(position, self._size)
         if epoch != self._epoch:
             generator = random_stream(self._seed, "epoch", epoch)
             self._epoch, self._order = epoch, torch.randperm(self._size, generator=generator)
-        return int(self._order[place])
+        return int(self._order[index])

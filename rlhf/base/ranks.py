@@ -66,7 +66,7 @@ class Ranks:
         while self.any(False):  # another rank reports progress
             beat()
         everywhere = self.all_gather(here)
-        if errors := [each for each in everywhere if isinstance(each, Exception)]:
+        if errors := [result for result in everywhere if isinstance(result, Exception)]:
             raise errors[0]
         return everywhere  # type: ignore[return-value]
 

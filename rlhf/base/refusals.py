@@ -37,19 +37,19 @@ def refusal_as_json(error: RlhfError) -> dict[str, Any]:
 
 
 def _split_message(message: str) -> dict[str, str | None]:
-    found = _FORM.match(re.sub(_OPTION, r"\1=\2", message))
-    if found is None or not (
-        found["end"] == ": " or found["kind"] or found["said"] or found["value"] is not None
+    match = _FORM.match(re.sub(_OPTION, r"\1=\2", message))
+    if match is None or not (
+        match["end"] == ": " or match["kind"] or match["said"] or match["value"] is not None
     ):
         return {"key": None, "value": None, "rule": message, "remedy": None}
-    said = found["kind"] or (found["said"] or "").lstrip(" ,")
-    rule, *rest = re.split(_OUTSIDE_BRACKETS, found["rest"], maxsplit=1)
+    said = match["kind"] or (match["said"] or "").lstrip(" ,")
+    rule, *rest = re.split(_OUTSIDE_BRACKETS, match["rest"], maxsplit=1)
     remedy = "".join(rest)
-    if found["end"] == "; " or (said == "is missing" and rule.startswith("add ")):
-        rule, remedy = "", found["rest"]
+    if match["end"] == "; " or (said == "is missing" and rule.startswith("add ")):
+        rule, remedy = "", match["rest"]
     return {
-        "key": found["key"],
-        "value": found["value"],
+        "key": match["key"],
+        "value": match["value"],
         "rule": ": ".join(filter(None, (said, rule))),
         "remedy": remedy or None,
     }

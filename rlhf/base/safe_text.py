@@ -27,7 +27,7 @@ NAMED_VALUES = tuple(
     )
 )
 # A pattern for each kind of secret; its group 1 matches text before the secret, which is kept.
-FORMS: Mapping[str, str] = {
+SECRET_PATTERNS: Mapping[str, str] = {
     "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
     "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
     # Older W&B keys look like commit hashes, which are kept in revisions and in paths.
@@ -46,16 +46,16 @@ FORMS: Mapping[str, str] = {
     "an HTTP credential": r"(?i)(authorization[\"']?:\s*[\"']?\w+\s|"
     r"\bbearer\s+(?=\S*\d|\S{20}))[\w.~+/=-]{8,}",
 }
-_SECRETS = tuple(re.compile(form) for form in (*FORMS.values(), *NAMED_VALUES))
+_SECRETS = tuple(re.compile(form) for form in (*SECRET_PATTERNS.values(), *NAMED_VALUES))
 _SECRET_NAME = re.compile(SECRET_NAME)
-SHORTEST = 8  # minimum length of a secret in the environment; shorter values are ordinary words
+SHORTEST_SECRET = 8  # characters; shorter values of the environment are ordinary words
 
 
 def redact(text: str, environment: Mapping[str, str]) -> str:
     """Return ``text`` with secrets of ``environment``, and text like a secret, as [redacted]."""
     for name, value in environment.items():
         is_path = value.startswith(("/", "~/", "./", "../"))
-        if len(value) >= SHORTEST and not is_path and _SECRET_NAME.fullmatch(name):
+        if len(value) >= SHORTEST_SECRET and not is_path and _SECRET_NAME.fullmatch(name):
             text = text.replace(value, REDACTED)
     for form in _SECRETS:
         text = form.sub(rf"\1{REDACTED}", text)

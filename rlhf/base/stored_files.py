@@ -33,13 +33,13 @@ OTHERS = "*"
 # Errors of os.open for a path that is no regular file.
 NOT_REGULAR = {errno.ELOOP: "it is a link", errno.EISDIR: "it is a folder"}
 NOT_REGULAR |= {errno.ENXIO: "it is not a regular file"}
-LARGEST = 1e60  # largest absolute value accepted in a file, because charts square numbers
+LARGEST_NUMBER = 1e60  # largest absolute value accepted in a file, because charts square numbers
 
-NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
-NAMES |= {type(None): "null"}
-NUMBERS: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # accepted types by kind
+TYPE_NAMES = {str: "a text", float: "a number", int: "a whole number", bool: "true or false"}
+TYPE_NAMES |= {type(None): "null"}
+NUMBER_TYPES: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float)}  # accepted types
 MAYBE_FLOAT = (float, type(None))  # null stands for a number that is not finite
-# Results that are mappings.
+# Names of results that are mappings of numbers.
 MAPPINGS = ("minimal_pairs", "groups", "member_accuracies", "bias_onsets")
 
 
@@ -54,7 +54,7 @@ def _measure_form(name: str) -> Form:
     return MAYBE_FLOAT
 
 
-# The words of stored_files.yaml.
+# The forms that words in stored_files.yaml stand for.
 KINDS: dict[str, Form] = {
     "text": str,
     "number": float,
@@ -65,12 +65,12 @@ KINDS: dict[str, Form] = {
 }
 
 
-def _build_form(given: Any) -> Form:
-    if isinstance(given, dict):
-        return {key: _build_form(each) for key, each in given.items()}
-    if isinstance(given, list):
-        return [_build_form(each) for each in given]
-    kinds = tuple(KINDS[word] for word in given.split(" or "))
+def _build_form(words: Any) -> Form:
+    if isinstance(words, dict):
+        return {key: _build_form(item) for key, item in words.items()}
+    if isinstance(words, list):
+        return [_build_form(item) for item in words]
+    kinds = tuple(KINDS[word] for word in words.split(" or "))
     return kinds if kinds[1:] else kinds[0]
 
 
@@ -83,7 +83,7 @@ LINE, MEASURED = FORMS["line"], FORMS["measured"]
 class StoredFile(os.PathLike[str]):
     """A JSON or JSONL file that runs write: its name in its folder, and the form of its values.
 
-    ``folder / METRICS`` is its path.
+    For example, ``folder / METRICS`` is the path of METRICS in ``folder``.
     """
 
     name: str
@@ -97,8 +97,8 @@ class StoredFile(os.PathLike[str]):
 
     def read(self, folder: Path) -> dict[str, Any] | None:
         """Return the JSON object of the file in ``folder``; None if there is no file."""
-        found: dict[str, Any] | None = read_json(folder / self, self.form)
-        return found
+        content: dict[str, Any] | None = read_json(folder / self, self.form)
+        return content
 
     def read_if_intact(self, folder: Path) -> dict[str, Any] | None:
         """Return the JSON object of the file in ``folder``; None if it is missing or damaged."""
@@ -130,8 +130,8 @@ ANSWERS, PAIRS = map(_stored_file, ("evaluation/answers.jsonl", "evaluation/pair
 MANIFEST = PHASE_MANIFEST.name  # name of the manifest of phases, checkpoints and cached tokens
 Identity = list[int | str]  # size in bytes, and SHA-256
 MOST_BYTES = 2**31  # most bytes of a file that is read as a whole
-MOST_PARSED = 2**26  # most bytes of a text, of a JSON file and of a line of JSONL
-TAIL = 2**16  # bytes at the end of a log that hold its last lines
+PARSE_LIMIT = 2**26  # most bytes of a text, of a JSON file and of a line of JSONL
+TAIL_BYTES = 2**16  # bytes at the end of a log that hold its last lines
 DEEPEST = 32  # most levels of nested lists and objects
 
 
@@ -168,8 +168,8 @@ def read_bytes(path: Path, *, start: int = 0, most: int = MOST_BYTES) -> bytes |
     """Return the content of a file from byte ``start`` on; None if there is no file.
 
     Raises:
-        DamagedFileError: if there are more than ``most`` bytes, or it is not a regular file. A link
-            is refused because it could bring any file into a report.
+        DamagedFileError: if it has more than ``most`` bytes, cannot be read, or is no regular file.
+            A link is refused because it could bring any file into a report.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
         size = max(0, os.fstat(file.fileno()).st_size - start)
@@ -192,13 +192,13 @@ def _open_to_read(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_tail(path: Path) -> bytes:
-    """Return the last bytes of a file, at most ``TAIL``; empty if there is no regular file."""
+    """Return the last bytes, up to ``TAIL_BYTES``, of a file; empty if there is no regular file."""
     with suppress(OSError, DamagedFileError):
-        return read_bytes(path, start=max(0, path.stat().st_size - TAIL)) or b""
+        return read_bytes(path, start=max(0, path.stat().st_size - TAIL_BYTES)) or b""
     return b""
 
 
-def read_stored_text(path: Path, *, most: int = MOST_PARSED) -> str | None:
+def read_stored_text(path: Path, *, most: int = PARSE_LIMIT) -> str | None:
     """Return the text of a file; None if there is no file.
 
     Raises:
@@ -217,15 +217,15 @@ def read_json(path: Path, form: Form, *, keeps_nan: bool = False) -> Any:
 
     Numbers that are not finite become None, unless ``keeps_nan``.
     """
-    content = read_bytes(path, most=MOST_PARSED)
+    content = read_bytes(path, most=PARSE_LIMIT)
     return None if content is None else parse_json(path, content, form, keeps_nan=keeps_nan)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise a DamagedFileError if it is missing or {}."""
-    if not (found := read_json(path, {})):
+    if not (content := read_json(path, {})):
         raise DamagedFileError(path, "it is missing or empty")
-    return dict(found)
+    return dict(content)
 
 
 def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
@@ -234,7 +234,7 @@ def read_json_lines(path: Path, form: Form) -> Iterator[Any]:
 
 
 def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, Any]]:
-    """Yield pairs: the bytes of a line, without its end, and the value in ``read_json_lines``."""
+    """Yield the bytes of each line, without its end, and the value from ``read_json_lines``."""
     for number, line in enumerate(_read_lines(path), start=1):
         if line.endswith(b"\n"):
             if line != b"\n":
@@ -250,18 +250,18 @@ def read_json_lines_with_bytes(path: Path, form: Form) -> Iterator[tuple[bytes, 
 def _read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines that a file has now; only "\\n" ends a line: U+2028 in a text does not."""
     with suppress(FileNotFoundError, NotADirectoryError), _open_to_read(path) as file:
-        left = os.fstat(file.fileno()).st_size
-        while left and (line := file.readline(min(left, MOST_PARSED + 1))):
-            if len(line) > MOST_PARSED:
-                raise DamagedFileError(path, f"it has a line of more than {MOST_PARSED:,} bytes")
-            left -= len(line)
+        bytes_left = os.fstat(file.fileno()).st_size
+        while bytes_left and (line := file.readline(min(bytes_left, PARSE_LIMIT + 1))):
+            if len(line) > PARSE_LIMIT:
+                raise DamagedFileError(path, f"it has a line of more than {PARSE_LIMIT:,} bytes")
+            bytes_left -= len(line)
             yield line
 
 
 def parse_json(
     path: Path, content: bytes, form: Form, place: str = "", *, keeps_nan: bool = False
 ) -> Any:
-    """Return the value of the JSON ``content``, as ``read_json`` does; errors name ``place``."""
+    """Return the checked value of the JSON ``content``; reasons in errors begin with ``place``."""
     try:
         text = content.decode("utf-8")
         value = json.loads(text, parse_constant=float if keeps_nan else lambda _: None)
@@ -271,8 +271,8 @@ def parse_json(
     if text.count("[") + text.count("{") > DEEPEST and _is_deep(value, DEEPEST):
         raise DamagedFileError(path, f"{place}it has more than {DEEPEST} levels")
     if (fault := _find_fault(value, form)) is not None:
-        what = "the content" if fault.startswith(" ") else ""
-        raise DamagedFileError(path, place + what + fault.removeprefix("."))
+        subject = "the content" if fault.startswith(" ") else ""
+        raise DamagedFileError(path, place + subject + fault.removeprefix("."))
     return value
 
 
@@ -280,14 +280,14 @@ def _is_deep(value: Any, levels: int) -> bool:
     """Return True if lists and objects are nested deeper than ``levels``."""
     if not isinstance(value, list | dict):
         return False
-    parts = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deep(each, levels - 1) for each in parts)
+    items = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deep(item, levels - 1) for item in items)
 
 
 def _find_fault(value: Any, form: Form) -> str | None:
     """Return where and how ``value`` differs from ``form``; None if it fits ``form``."""
     if isinstance(form, tuple):
-        faults = [_find_fault(value, each) for each in form]
+        faults = [_find_fault(value, choice) for choice in form]
         return None if None in faults else faults[0]
     if isinstance(form, dict):
         return _find_object_fault(value, form) if isinstance(value, dict) else " is not an object"
@@ -297,20 +297,20 @@ def _find_fault(value: Any, form: Form) -> str | None:
         if len(form) > 1 and len(form) != len(value):
             return f" is not a list of {len(form)}"
         forms = form if len(form) > 1 else form * len(value)
-        found = map(_find_fault, value, forms)
-        return next((f"[{number}]{fault}" for number, fault in enumerate(found) if fault), None)
-    return None if _has_type(value, form) else f" is not {NAMES[form]}"
+        item_faults = enumerate(map(_find_fault, value, forms))
+        return next((f"[{number}]{fault}" for number, fault in item_faults if fault), None)
+    return None if _has_type(value, form) else f" is not {TYPE_NAMES[form]}"
 
 
 def _find_object_fault(value: dict[str, Any], form: dict[str, Form]) -> str | None:
     for key in form:
         if not key.endswith("?") and key != OTHERS and key not in value:
             return f".{key} is missing"
-    for key, each in value.items():
-        of_key = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
-        if isinstance(of_key, FunctionType):
-            of_key = of_key(key)
-        if of_key is not None and (fault := _find_fault(each, of_key)):
+    for key, item in value.items():
+        key_form = form.get(key, form.get(f"{key}?", form.get(OTHERS)))
+        if isinstance(key_form, FunctionType):
+            key_form = key_form(key)
+        if key_form is not None and (fault := _find_fault(item, key_form)):
             return f".{key}{fault}"
         if key.endswith("_before") and f"{key[:-6]}after" not in value:
             return f".{key[:-6]}after is missing"
@@ -318,14 +318,14 @@ def _find_object_fault(value: dict[str, Any], form: dict[str, Form]) -> str | No
 
 
 def _has_type(value: Any, kind: type) -> bool:
-    if kind in NUMBERS:
-        is_number = isinstance(value, NUMBERS[kind])
-        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST
+    if kind in NUMBER_TYPES:
+        is_number = isinstance(value, NUMBER_TYPES[kind])
+        return is_number and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
     return isinstance(value, kind)
 
 
 def find_entries(folder: Path, pattern: str) -> list[Path]:
-    """Return the paths in ``folder`` that match ``pattern``, of any type, sorted."""
+    """Return the paths in ``folder``, of any file type, that match ``pattern``, sorted."""
     return sorted(folder.glob(pattern))
 
 
@@ -340,7 +340,7 @@ def find_files(folder: Path, pattern: str) -> list[Path]:
 
 
 def find_folders_with(name: str, place: Path) -> Iterator[Path]:
-    """Yield ``place`` if it holds a file ``name``, otherwise the folders in it that do, sorted.
+    """Yield ``place`` if it holds a file ``name``, otherwise the folders below it that do, sorted.
 
     Folders inside a yielded folder, and links, are not searched.
     """
@@ -376,10 +376,8 @@ def copy_regular_files(
     for path in (source, *source.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DamagedFileError(path, "only regular files are copied")
-    left_out = shutil.ignore_patterns(*skip)
-    shutil.copytree(
-        source, target, copy_function=copy_function, ignore=left_out, dirs_exist_ok=True
-    )
+    ignore = shutil.ignore_patterns(*skip)
+    shutil.copytree(source, target, copy_function=copy_function, ignore=ignore, dirs_exist_ok=True)
 
 
 def file_identity(path: Path, *, flush: bool = False) -> Identity:
@@ -392,7 +390,7 @@ def file_identity(path: Path, *, flush: bool = False) -> Identity:
 
 
 def file_identities(folder: Path, *, skip: Container[str] = ()) -> dict[str, Identity]:
-    """Return size and SHA-256 of the files in ``folder``, by path, and flush them to the drive."""
+    """Return, by path, size and SHA-256 of files of ``iterate_files``; flush them to the drive."""
     return {name: file_identity(folder / name, flush=True) for name in iterate_files(folder, skip)}
 
 
@@ -411,7 +409,7 @@ def check_files(
 def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
     """Yield the relative paths of the regular files in ``folder``; skip hidden files and links.
 
-    Skip also the relative paths in ``skip``, and the files and folders in ``folder`` named there.
+    Skip also a file if ``skip`` has its relative path, or the name of its top-level folder.
     """
     for path in find_files(folder, "**/*"):
         parts = path.relative_to(folder).parts
@@ -421,7 +419,7 @@ def iterate_files(folder: Path, skip: Container[str] = ()) -> Iterator[str]:
             yield name
 
 
-KEPT = 256  # last bytes read; if they differ at the next read, the file was replaced
+KEPT_BYTES = 256  # last bytes of a read; if they differ at the next read, the file was replaced
 
 
 class NewLines(NamedTuple):
@@ -436,7 +434,7 @@ class GrowingFile:
 
     Reads compare bytes, since locks and events do not work on every shared file system. A last
     line without a line end is left for the next read. A file that was cut or replaced, as by a
-    resumed run, is read again from its start. ``fault`` describes the first damaged line.
+    resumed run, is read again from its start. ``fault`` is the message of a damaged file or line.
     """
 
     def __init__(self, path: Path, form: Form) -> None:
@@ -444,21 +442,21 @@ class GrowingFile:
         self._restart()
 
     def _restart(self) -> None:
-        self._place = 0  # number of bytes that were read
+        self._position = 0  # number of bytes that were read
         self._tail = b""  # the last of these bytes
         self._num_lines = 0
         self.fault: str | None = None
 
     def read(self) -> NewLines:
         """Return the values of the complete lines since the last read; [] if there is no file."""
-        content = self._read_from(self._place - len(self._tail))
+        content = self._read_from(self._position - len(self._tail))
         is_restarted = not content.startswith(self._tail)
         if is_restarted:
             self._restart()
             content = self._read_from(0)
         new = content[len(self._tail) : content.rfind(b"\n") + 1]
-        self._place += len(new)
-        self._tail = (self._tail + new)[-KEPT:]
+        self._position += len(new)
+        self._tail = (self._tail + new)[-KEPT_BYTES:]
         return NewLines(
             [v for line in new.split(b"\n")[:-1] for v in self._parse(line)], is_restarted
         )

@@ -22,9 +22,9 @@ FACTS = "facts"  # the name of the tensor that holds, as JSON, everything that i
 
 def pack_responses(responses: Responses) -> dict[str, Tensor]:
     """Return ``responses`` as tensors on the host, by name."""
-    found = responses._asdict() | dict(responses.extras)
-    tensors = {name: each.cpu() for name, each in found.items() if isinstance(each, Tensor)}
-    lists = {name: each for name, each in found.items() if isinstance(each, list)}
+    fields = responses._asdict() | dict(responses.extras)
+    tensors = {name: value.cpu() for name, value in fields.items() if isinstance(value, Tensor)}
+    lists = {name: value for name, value in fields.items() if isinstance(value, list)}
     text = json.dumps({"names": list(tensors)} | lists).encode()
     return tensors | {FACTS: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
 
@@ -55,19 +55,19 @@ def join_rows(parts: Sequence[Batch], *, pad_id: int) -> Batch:
     """Return all rows of ``parts``, named tuples of the same kind, in their order.
 
     Tensors (B, T) are padded on the right to one width, tensors (B, P) on the left. Values without
-    rows, such as numbers, are those of the first part.
+    rows, such as numbers, are taken from the first part.
     """
 
     def join(name: str, columns: Sequence[Any]) -> Any:
-        first = columns[0]
-        if isinstance(first, tuple):
+        first_value = columns[0]
+        if isinstance(first_value, tuple):
             return join_rows(columns, pad_id=pad_id)
-        if isinstance(first, Mapping):
-            return {key: join(key, [each[key] for each in columns]) for key in first}
-        if isinstance(first, Tensor):
-            width = max(each.shape[-1] for each in columns)
-            return torch.cat([_fit_to_width(name, each, width, pad_id) for each in columns])
-        return list(chain(*columns)) if isinstance(first, list) else first
+        if isinstance(first_value, Mapping):
+            return {key: join(key, [value[key] for value in columns]) for key in first_value}
+        if isinstance(first_value, Tensor):
+            width = max(value.shape[-1] for value in columns)
+            return torch.cat([_fit_to_width(name, value, width, pad_id) for value in columns])
+        return list(chain(*columns)) if isinstance(first_value, list) else first_value
 
     names = parts[0]._fields  # type: ignore[attr-defined]
     return type(parts[0])(*map(join, names, zip(*parts, strict=True)))
@@ -80,19 +80,19 @@ def own_responses(responses: Responses, ranks: Ranks) -> Responses:
 
 
 def take_responses(responses: Responses, rows: list[int], device: torch.device) -> Responses:
-    """Return the responses ``rows`` on ``device``, as if no others had been sampled with them.
+    """Return the responses in ``rows`` on ``device``, as if no others had been sampled with them.
 
     Their tensors are as wide as the longest of these responses.
     """
     taken = take_rows(responses, rows)
     width = int(taken.attend_BT.sum(dim=1).max())
 
-    def resize(name: str, each: Any) -> Any:
-        is_tensor = isinstance(each, Tensor)
-        return _fit_to_width(name, each, width, 0).to(device) if is_tensor else each
+    def resize(name: str, value: Any) -> Any:
+        is_tensor = isinstance(value, Tensor)
+        return _fit_to_width(name, value, width, 0).to(device) if is_tensor else value
 
-    changed = {name: resize(name, each) for name, each in taken._asdict().items()}
-    extras = {name: resize(name, each) for name, each in taken.extras.items()}
+    changed = {name: resize(name, value) for name, value in taken._asdict().items()}
+    extras = {name: resize(name, value) for name, value in taken.extras.items()}
     return Responses(**changed | {"extras": extras})
 
 

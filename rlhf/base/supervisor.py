@@ -1,4 +1,4 @@
-"""The process above a process that runs foreign code: nothing that it starts outlives the run.
+"""The parent of a process with a user's code: no process that the code starts outlives the run.
 
 It is started as ``python -P -m rlhf.base.supervisor MODULE:FUNCTION DESCRIPTOR PARENT`` and
 forks the process that calls ``FUNCTION(DESCRIPTOR)``. A descendant that loses its parent becomes a
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from <linux/prctl.h>
-AWAITED = {signal.SIGCHLD, signal.SIGTERM}
+AWAITED_SIGNALS = {signal.SIGCHLD, signal.SIGTERM}
 
 
 def be_killed_after(parent: int) -> bool:
@@ -31,14 +31,14 @@ def main() -> None:
     """Call the function in a forked process; once it or the run ends, kill all descendants."""
     target, descriptor, parent = sys.argv[1], *map(int, sys.argv[2:])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # sigwait never returns an ignored signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED_SIGNALS)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         return  # the run had ended before PR_SET_PDEATHSIG was set, so no signal would come
-    serving = os.fork()
-    if serving == 0:
+    forked_id = os.fork()
+    if forked_id == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         module, _, name = target.partition(":")
@@ -46,8 +46,8 @@ def main() -> None:
         getattr(import_module(module), name)(descriptor)
         return
     os.close(descriptor)
-    while signal.sigwait(AWAITED) == signal.SIGCHLD:
-        if serving in _reap_children():
+    while signal.sigwait(AWAITED_SIGNALS) == signal.SIGCHLD:
+        if forked_id in _reap_children():
             break
     _end_descendants()
 

@@ -51,7 +51,7 @@ class PromptBatch(NamedTuple):
     columns: Extras | None = None  # columns that rewards read; None: rewards read none
     step: int | None = None  # number of the PPO step, from 1; None: held-out prompts
     seeds: list[int] | None = None  # seeds of the environment's episodes; None: no environment
-    continues: bool = False  # True: the weights are those of the previous batch
+    keeps_weights: bool = False  # True: the weights are those of the previous batch
 
 
 NO_NUMBER = -1  # fills the padding of integer tensors (B, T)
@@ -119,19 +119,19 @@ Batch = TypeVar("Batch", bound=tuple[Any, ...])
 
 
 def take_rows(batch: Batch, rows: list[int], device: torch.device | None = None) -> Batch:
-    """Return ``batch`` (a named tuple) with only ``rows``, in their order; None: same device."""
-    places = torch.tensor(rows, dtype=torch.long)
+    """Return ``rows`` of ``batch`` (a named tuple) in this order, moved to ``device`` if given."""
+    indices = torch.tensor(rows, dtype=torch.long)
 
     def take(part: Any) -> Any:
         if isinstance(part, tuple):
             return take_rows(part, rows, device)
         if isinstance(part, Mapping):
-            return {name: take(each) for name, each in part.items()}
+            return {name: take(value) for name, value in part.items()}
         if isinstance(part, list):
             return [part[row] for row in rows]
         if not isinstance(part, Tensor):
             return part
-        taken = part[copy_to_device(places, part.device)]
+        taken = part[copy_to_device(indices, part.device)]
         if device is None or device.type == taken.device.type:
             return taken
         return copy_to_device(taken, device)
@@ -215,7 +215,7 @@ TensorSlice = tuple[str, int, Tensor]  # name, index of the first element, eleme
 
 
 class State(Protocol):
-    """The tensors that training changes, flat and by name; all ranks must read this state."""
+    """The tensors that training changes, flat and by name; all ranks save and load together."""
 
     @property
     def total_bytes(self) -> int:
@@ -329,9 +329,9 @@ def pad_rows(
     ids_BS = torch.full((len(rows), width), pad_id, dtype=torch.long)
     attend_BS = torch.zeros((len(rows), width), dtype=torch.bool)
     for row, ids in enumerate(rows):
-        place = slice(width - len(ids), None) if on_left else slice(len(ids))
-        ids_BS[row, place] = torch.tensor(ids)
-        attend_BS[row, place] = True
+        columns = slice(width - len(ids), None) if on_left else slice(len(ids))
+        ids_BS[row, columns] = torch.tensor(ids)
+        attend_BS[row, columns] = True
     return ids_BS, attend_BS
 
 

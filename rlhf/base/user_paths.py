@@ -45,7 +45,7 @@ def whole_path(name: Any) -> Any:
     name, whose suffix is its format. Items of a list are converted; other values are unchanged.
     """
     if isinstance(name, list):
-        return [whole_path(each) for each in name]
+        return [whole_path(item) for item in name]
     with suppress(OSError, ValueError):  # too long, or no path at all
         path = Path(name if isinstance(name, str) and name else "/")
         if not path.is_absolute() and path.exists():

@@ -23,7 +23,7 @@ def installed_version(package: str) -> str:
 @cache
 def code_version() -> str:
     """Return a hash of this package's source files and of the versions of its libraries."""
-    paths = sorted(each for each in PACKAGE.rglob("*.*") if each.suffix in {".py", ".c", ".h"})
-    sources = [each.relative_to(PACKAGE).as_posix().encode() + each.read_bytes() for each in paths]
+    paths = sorted(path for path in PACKAGE.rglob("*.*") if path.suffix in {".py", ".c", ".h"})
+    sources = [path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes() for path in paths]
     versions = [f"{name} {installed_version(name)}".encode() for name in LIBRARIES]
     return sha256_of([*sources, *versions])

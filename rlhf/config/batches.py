@@ -14,7 +14,7 @@ from rlhf.methods import methods_in_use
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
 
-RANKS = "hardware.nodes*hardware.ranks_per_node"
+RANKS_KEYS = "hardware.nodes*hardware.ranks_per_node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,8 @@ def divide_exactly(total: int, part: int, *, total_key: str, part_key: str) -> i
         return total // part
     lower = total - total % part
     totals = [lower, lower + part] if lower else [part]
-    found = divisors(total)
-    parts = [*[d for d in found if d < part][-1:], *[d for d in found if d > part][:1]]
+    all_parts = divisors(total)
+    parts = [*[d for d in all_parts if d < part][-1:], *[d for d in all_parts if d > part][:1]]
     raise ConfigError(
         f"{total_key}={total}: must be a multiple of {part_key}={part}; "
         f"use {total_key}={' or '.join(map(str, totals))}, "
@@ -75,10 +75,10 @@ def build_batch_plan(
 ) -> BatchPlan:
     """Return the division of ``batch_size``, the value of ``key``, over ``ranks``.
 
-    If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's part
+    If ``micro_batch_size`` is None, a micro-batch has the largest size that divides a rank's items
     and is at most ``cap``.
     """
-    per_rank = divide_exactly(batch_size, ranks, total_key=key, part_key=RANKS)
+    per_rank = divide_exactly(batch_size, ranks, total_key=key, part_key=RANKS_KEYS)
     if micro_batch_size is None:
         micro = max(size for size in divisors(per_rank) if size <= cap)
         return BatchPlan(per_rank=per_rank, micro=micro, accumulation=per_rank // micro)
@@ -117,7 +117,7 @@ def batch_plans(config: RunConfig) -> dict[Phase, BatchPlan]:
 def rollout_plan(config: RunConfig) -> RolloutPlan:
     """Return the division of each rollout of PPO over ranks and optimizer steps."""
     key, size = "ppo.rollout_batch_size", config.ppo.rollout_batch_size
-    per_rank = divide_exactly(size, num_ranks(config), total_key=key, part_key=RANKS)
+    per_rank = divide_exactly(size, num_ranks(config), total_key=key, part_key=RANKS_KEYS)
     return RolloutPlan(
         per_rank=per_rank,
         prompts_per_rank=divide_exactly(
@@ -135,7 +135,7 @@ def rollout_plan(config: RunConfig) -> RolloutPlan:
 def divide_cores(config: RunConfig, cores: int) -> tuple[int, int]:
     """Return two shares of a node's ``cores``: cores per rank, and cores per sampling process.
 
-    Without hardware.cores_per_rank, both shares are equal.
+    Without hardware.cores_per_rank, the shares are equal; sampling processes get the remainder.
     """
     ranks, samplers = config.hardware.ranks_per_node, config.rollout.samplers
     per_rank = config.hardware.cores_per_rank or max(1, cores // (ranks + samplers))
@@ -159,8 +159,8 @@ def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> st
         size = examples - examples % ranks
         return f"{phase}.batch_size={size}" if size else None
     responses = examples * ppo.responses_per_prompt
-    most = min(ppo.rollout_batch_size // ppo.mini_batch_size, responses // ranks)
-    for mini_batches in range(most, 0, -1):
+    most_mini_batches = min(ppo.rollout_batch_size // ppo.mini_batch_size, responses // ranks)
+    for mini_batches in range(most_mini_batches, 0, -1):
         unit = ranks * math.lcm(ppo.responses_per_prompt, mini_batches)
         if size := responses - responses % unit:
             return f"ppo.rollout_batch_size={size} ppo.mini_batch_size={size // mini_batches}"

@@ -54,7 +54,7 @@ Kernels = StrEnum("Kernels", "auto checked off")
 """Kernels that a run may use: compared with torch on GPUs, compared everywhere, or none."""
 
 OnOom = StrEnum("OnOom", "stop reduce_micro_batch")
-"""What a run does if a phase runs out of memory."""
+"""Reactions of a run to a phase that runs out of memory."""
 
 Source = StrEnum("Source", "synthetic environment local hub")
 """Sources of examples: the generated task, local files, or the Hugging Face hub."""

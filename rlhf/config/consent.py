@@ -22,8 +22,8 @@ from rlhf.methods import patterns_of_places
 from rlhf.options import Backend
 
 # Patterns of the keys that let a run execute code from models, environments and users.
-OF_MODELS = r"(model|reward_model)\.trust_remote_code"
-CODE = rf"{OF_MODELS}|(environment|rewards\..+)\.run_code"
+MODEL_CODE = r"(model|reward_model)\.trust_remote_code"
+ALL_CODE = rf"{MODEL_CODE}|(environment|rewards\..+)\.run_code"
 # Pattern of the keys that name files, models, addresses and variables outside of the run.
 OUTSIDE = (
     r"data\.(path|eval_path|ptx_path|cache_dir|sets\..+\.path)|reward\.groups_path|environment\.id|"
@@ -34,10 +34,10 @@ OUTSIDE = (
 ADAPTERS = "*/*/adapter_config.json"  # names the base model of the adapter beside it
 
 
-def keys_that_run_code(run_dir: Path, pattern: str = CODE) -> list[str]:
+def keys_that_run_code(run_dir: Path, pattern: str = ALL_CODE) -> list[str]:
     """Return the keys of a run that match ``pattern`` and let the run execute code."""
-    found = read_frozen_keys(run_dir).items()
-    return [key for key, value in found if value and re.fullmatch(pattern, key, re.DOTALL)]
+    frozen_items = read_frozen_keys(run_dir).items()
+    return [key for key, value in frozen_items if value and re.fullmatch(pattern, key, re.DOTALL)]
 
 
 def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[str]:
@@ -45,7 +45,7 @@ def keys_that_need_consent(run_dir: Path, *, models_only: bool = False) -> list[
 
     With ``models_only``, return only keys and files that are used to load the run's models.
     """
-    code = keys_that_run_code(run_dir, OF_MODELS if models_only else CODE)
+    code = keys_that_run_code(run_dir, MODEL_CODE if models_only else ALL_CODE)
     if is_remembered(run_dir / FROZEN):
         return code
     adapters = sorted(str(path.relative_to(run_dir)) for path in find_entries(run_dir, ADAPTERS))
@@ -82,9 +82,9 @@ def require_consent(
     """
     if is_given or (others_only and is_remembered(run_dir / FROZEN)):
         return
-    if found := keys_that_need_consent(run_dir, models_only=models_only):
+    if named := keys_that_need_consent(run_dir, models_only=models_only):
         raise ConfigError(
             f"{run_dir}: its configuration names code to run, or what lies outside of the run "
-            f"({', '.join(found)}), which is used only if the command says so: read "
+            f"({', '.join(named)}), which is used only if the command says so: read "
             f"{FROZEN} and that code, then add {fix}"
         )

@@ -22,7 +22,7 @@ from rlhf.methods import installed_methods, methods_in_use
 
 
 class Effect(NamedTuple):
-    """The effect of a key, as its field declares it: the phases it affects, and more."""
+    """The effect of a key, as its field declares it (see ``rlhf.config.schema.keys.key``)."""
 
     affects: Affects
     at_resume: AtResume = AtResume.fixed
@@ -38,14 +38,14 @@ class Effect(NamedTuple):
 @cache
 def effects_by_key() -> dict[str, Effect]:
     """Return the effect of every dotted key of the schema; groups have no entry."""
-    found = dict(_iterate_effects(RunConfig, "", {}))
+    effects = dict(_iterate_effects(RunConfig, "", {}))
     for method in installed_methods():
         for key, rule in method.unread.items():
-            if key not in found:
+            if key not in effects:
                 owner = f"the method {method.name} of {method.package}"
                 raise ConfigError(f"{owner}: unread names {key}, which is no key")
-            found[key] = found[key]._replace(unread=(*found[key].unread, rule))
-    return found
+            effects[key] = effects[key]._replace(unread=(*effects[key].unread, rule))
+    return effects
 
 
 def _iterate_effects(
@@ -58,17 +58,17 @@ def _iterate_effects(
     """
     types = get_type_hints(schema)
     for field in fields(schema):
-        own = {fact: x for fact, x in field.metadata.items() if fact in Effect._fields}
-        name, facts = prefix + field.name, {**inherited, **own}
-        if is_dataclass(kind := types[field.name]):
-            assert isinstance(kind, type)
-            yield from _iterate_effects(kind, f"{name}.", facts)
+        declared = {fact: x for fact, x in field.metadata.items() if fact in Effect._fields}
+        name, facts = prefix + field.name, {**inherited, **declared}
+        if is_dataclass(field_type := types[field.name]):
+            assert isinstance(field_type, type)
+            yield from _iterate_effects(field_type, f"{name}.", facts)
         else:
             yield name, Effect(**facts)
 
 
 def _find_key(key: str) -> str:
-    """Return the schema's key that equals or contains ``key``, such as rewards; "" for a group."""
+    """Return the schema's key that equals or contains ``key``, such as rewards; "" if none does."""
     while key and key not in effects_by_key():
         key = key.rpartition(".")[0]
     return key
@@ -110,14 +110,14 @@ def refuse_unread_keys(config: RunConfig, overrides: Sequence[str]) -> None:
 def _iterate_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield each key that an override sets, and its value: several if it sets keys of a group."""
     if isinstance(value, dict) and key not in effects_by_key():
-        for name, each in value.items():
-            yield from _iterate_values(f"{key}.{name}", each)
+        for name, item in value.items():
+            yield from _iterate_values(f"{key}.{name}", item)
     else:
         yield key, value
 
 
 def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
-    """Return why ``config`` does not read ``key``, and a fix for ``value``; "" if it reads it."""
+    """Return why ``config`` does not read ``key``, with a fix that uses ``value``; or ""."""
     if not (name := _find_key(key)):
         return ""
     # Keys like ppo.critic_check.every affect no result: take the readers of their group.
@@ -130,7 +130,7 @@ def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
         )
     for rule in effect_of(name).unread:
         if (causes := _cause_values(config, name, rule)) is not None:
-            settings = " and ".join(f"{each}={format_value(x)}" for each, x in causes.items())
+            settings = " and ".join(f"{cause}={format_value(x)}" for cause, x in causes.items())
             group = name.rpartition(".")[0]
             fix = rule.fix.format(
                 key=next(iter(causes)),
@@ -143,10 +143,10 @@ def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
 
 
 def _cause_values(config: RunConfig, key: str, rule: Unread) -> dict[str, Any] | None:
-    """Return the values, by key, with which ``rule`` makes ``key`` ineffective; None if none do."""
+    """Return the values, by key, with which ``rule`` makes ``key`` ineffective, or None."""
     group = key.rpartition(".")[0]
-    keys = [each if "." in each else f"{group}.{each}" for each in rule.keys]
-    values = [attrgetter(each)(config) for each in keys]
+    keys = [name if "." in name else f"{group}.{name}" for name in rule.keys]
+    values = [attrgetter(name)(config) for name in keys]
     return dict(zip(keys, values, strict=True)) if rule.holds(*values) else None
 
 

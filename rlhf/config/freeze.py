@@ -45,16 +45,16 @@ from rlhf.methods import drop_idle_keys, methods_in_use, require_methods
 FROZEN = "config.yaml"
 METHODS = "methods"  # in FROZEN: the package of each method that the run uses
 COMMAND = "command.txt"
-MICRO_BATCHES = tuple(f"{phase}.micro_batch_size" for phase in Phase)
+MICRO_BATCH_KEYS = tuple(f"{phase}.micro_batch_size" for phase in Phase)
 # Keys that hardware.on_oom=reduce_micro_batch may lower.
-REDUCED_SIZES = {*MICRO_BATCHES, "rollout.max_rows", "rollout.keep_graphs"}
+REDUCED_SIZES = {*MICRO_BATCH_KEYS, "rollout.max_rows", "rollout.keep_graphs"}
 # Limits of the config.yaml of a run directory, which somebody else may have written.
 MOST_CHARACTERS = 1_000_000  # a run with a hundred data sets writes fewer
-DEEPEST = 12  # levels of mappings and lists
+MOST_LEVELS = 12  # of nested mappings and lists
 LONGEST_COMMAND = 100_000  # characters of command.txt; shlex takes a second for twice as many
-LARGEST = 2**63 - 1
-# Errors of a text that is no plain YAML, or that holds more than runs write.
-UNREADABLE = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
+LARGEST_INTEGER = 2**63 - 1  # of 64 bits
+# Errors of a text that is no plain YAML, or that has more than a run writes.
+PARSE_ERRORS = (OmegaConfBaseException, YAMLError, ValueError, RecursionError)
 
 
 def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
@@ -155,10 +155,10 @@ def _frozen_text(run_dir: Path) -> str:
 
 def _parse_frozen(path: Path, text: str) -> DictConfig:
     try:
-        if "seed" not in (found := load_plain_mapping(text)):
+        if "seed" not in (mapping := load_plain_mapping(text)):
             raise ValueError("it has no keys of a run")
-        return found
-    except UNREADABLE as error:
+        return mapping
+    except PARSE_ERRORS as error:
         raise _unreadable_error(path, reason_of(error)) from error
 
 
@@ -188,7 +188,7 @@ def apply_resume_overrides(
             the run was started with.
     """
     kept, asked = values_by_key(frozen), composed_values(merge_into_schema(cfg))
-    named: list[str] = []
+    leaves: list[str] = []
     for override in parse_overrides(overrides):
         changed = [
             leaf
@@ -198,17 +198,17 @@ def apply_resume_overrides(
         ]
         if changed and key_of(override) != "resume":
             run = cfg.get("resume")
-            again = f"{override.input_line} from_run={run} and the words of {run}/{COMMAND}"
-            way = "without resume" if effect_of(changed[0]).is_inherited else f"with {again}"
+            anew = f"{override.input_line} from_run={run} and the words of {run}/{COMMAND}"
+            how = "without resume" if effect_of(changed[0]).is_inherited else f"with {anew}"
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
                 f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
-                f"change; remove this override, or start a new run {way}"
+                f"change; remove this override, or start a new run {how}"
             )
-        named += [key for key in _keys_set_by(override, asked) if effect_of(key).resume_may_change]
-    divides_anew = any(key.startswith(("hardware.", "zero.")) for key in named)
-    changes: dict[str, Any] = dict.fromkeys(MICRO_BATCHES) if divides_anew else {}
-    return with_values(frozen, changes | {leaf: asked[leaf] for leaf in named})
+        leaves += [key for key in _keys_set_by(override, asked) if effect_of(key).resume_may_change]
+    divides_anew = any(key.startswith(("hardware.", "zero.")) for key in leaves)
+    changes: dict[str, Any] = dict.fromkeys(MICRO_BATCH_KEYS) if divides_anew else {}
+    return with_values(frozen, changes | {leaf: asked[leaf] for leaf in leaves})
 
 
 def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
@@ -217,10 +217,10 @@ def _keys_set_by(override: Override, leaves: Iterable[str]) -> list[str]:
 
 def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
     """Return True if two configurations differ only in keys that a resumed run may change."""
-    kept, found = (flatten_keys(asdict(each)) for each in (stored, asked))
+    stored_values, asked_values = (flatten_keys(asdict(config)) for config in (stored, asked))
     return all(
-        kept.get(key, ...) == found.get(key, ...)
-        for key in kept | found
+        stored_values.get(key, ...) == asked_values.get(key, ...)
+        for key in stored_values | asked_values
         if not effect_of(key).resume_may_change
     )
 
@@ -228,7 +228,7 @@ def is_same_run(stored: RunConfig, asked: RunConfig) -> bool:
 def keep_reduced_sizes(stored: RunConfig, asked: RunConfig) -> RunConfig:
     """Return ``asked`` with the sizes in ``stored`` that were reduced after running out of memory.
 
-    If ``asked`` divides batches otherwise too, as over other ranks, it is returned unchanged.
+    If ``asked`` divides batches in other ways too, as over more ranks, it is returned unchanged.
     """
     changes = {change.partition("=")[0] for change in batch_division_changes(stored, asked)}
     if not changes or not changes <= REDUCED_SIZES:
@@ -250,16 +250,16 @@ def batch_division_changes(before: RunConfig, after: RunConfig) -> list[str]:
 @lru_cache(maxsize=4)  # a run parses its file a dozen times; callers do not change it
 def parse_plain_value(text: str) -> Any:
     """Return the value of one key in ``text``; errors are those of ``load_plain_mapping``."""
-    found = OmegaConf.to_container(load_plain_mapping(f"value:\n{indent(text, '  ')}"))
-    assert isinstance(found, dict)
-    return found["value"]
+    mapping = OmegaConf.to_container(load_plain_mapping(f"value:\n{indent(text, '  ')}"))
+    assert isinstance(mapping, dict)
+    return mapping["value"]
 
 
 def load_plain_mapping(text: str) -> DictConfig:
     """Return the mapping in ``text``, which must contain only plain values, as runs write them.
 
-    Aliases could expand a small file to any size, and interpolations could read the environment.
-    Raises one of ``UNREADABLE`` otherwise.
+    Raises one of ``PARSE_ERRORS`` for another text: aliases could expand a small file to any size,
+    and interpolations could read the environment.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
@@ -271,19 +271,19 @@ def load_plain_mapping(text: str) -> DictConfig:
             raise ValueError(f"it has a tag ({tag}), and a run's own file has none")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise ValueError(f"it has more than {DEEPEST} levels")
-    found = OmegaConf.load(StringIO(text))
-    if not isinstance(found, DictConfig):
+        if depth > MOST_LEVELS:
+            raise ValueError(f"it has more than {MOST_LEVELS} levels")
+    mapping = OmegaConf.load(StringIO(text))
+    if not isinstance(mapping, DictConfig):
         raise ValueError("it has no keys of a run")
-    for _, value in iterate_entries(OmegaConf.to_container(found, resolve=False)):
+    for _, value in iterate_entries(OmegaConf.to_container(mapping, resolve=False)):
         if isinstance(value, str) and "${" in value:
             raise ValueError("it has an interpolation (${...}), and a run's own file has none")
         if isinstance(value, str) and "\0" in value:
             raise ValueError("it has a NUL character, which no path or text may have")
-        if isinstance(value, int) and abs(value) > LARGEST:
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             raise ValueError("it has a whole number of more than 64 bits")
-    return found
+    return mapping
 
 
 def matches_schema_type(value: Any, kind: Any) -> bool:
@@ -291,7 +291,7 @@ def matches_schema_type(value: Any, kind: Any) -> bool:
     if kind is Any:  # such as data.path, a file or a list of files
         return True
     if isinstance(kind, UnionType):
-        return any(matches_schema_type(value, each) for each in get_args(kind))
+        return any(matches_schema_type(value, one_kind) for one_kind in get_args(kind))
     if kind in {bool, str, type(None)}:
         return isinstance(value, kind)
     if kind in {int, float}:

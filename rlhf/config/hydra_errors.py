@@ -33,11 +33,11 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.methods import how_to_install, refuse_broken_methods
 
 # Patterns of command-line words of other programs -> the words to type here instead.
-WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
+FOREIGN_WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
 
-IN_WORDS: dict[Any, str] = {
+TYPES_IN_WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -64,12 +64,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 @cache
 def schema_types(of: type = RunConfig, prefix: str = "") -> dict[str, Any]:
     """Return the types of all dotted keys, including keys that are groups."""
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for name, kind in get_type_hints(of).items():
-        found[prefix + name] = kind
+        types[prefix + name] = kind
         if isinstance(kind, type) and is_dataclass(kind):
-            found |= schema_types(kind, f"{prefix}{name}.")
-    return found
+            types |= schema_types(kind, f"{prefix}{name}.")
+    return types
 
 
 def type_of_key(key: str) -> Any:
@@ -79,10 +79,10 @@ def type_of_key(key: str) -> Any:
         KeyError: if there is no such key.
     """
     types = schema_types()
-    for at, kind in types.items():
-        if get_origin(kind) is dict and key.startswith(f"{at}."):
+    for mapping, kind in types.items():
+        if get_origin(kind) is dict and key.startswith(f"{mapping}."):
             value: Any = get_args(kind)[1]
-            _, _, rest = key.removeprefix(f"{at}.").partition(".")
+            _, _, rest = key.removeprefix(f"{mapping}.").partition(".")
             return schema_types(value)[rest] if rest and isinstance(value, type) else value
     return types[key]
 
@@ -99,14 +99,14 @@ def _entry_type(key: str) -> type | None:
 def describe_type(kind: Any) -> str:
     """Return a description of the command-line values of a key of type ``kind``."""
     if get_origin(kind) is UnionType:
-        return " or ".join(describe_type(one) for one in get_args(kind))
+        return " or ".join(describe_type(member) for member in get_args(kind))
     if get_origin(kind) is list:
         return f"a list, each item {describe_type(get_args(kind)[0])}"
     if is_dataclass(kind):
         return "a group of keys"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(kind.__members__)}"
-    return IN_WORDS[get_origin(kind) or kind]
+    return TYPES_IN_WORDS[get_origin(kind) or kind]
 
 
 def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
@@ -115,7 +115,7 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
     if (package := missing_package(key)) is not None:
         return ConfigError(f"{key}: {package}")
     keys = schema_types()
-    if any(kind == dict[str, Any] and key.startswith(f"{at}.") for at, kind in keys.items()):
+    if any(kind == dict[str, Any] and key.startswith(f"{name}.") for name, kind in keys.items()):
         hint = did_you_mean(key.rpartition(".")[2], siblings)
         return ConfigError(f"unknown key {key}; to add a new key, write +{key}=VALUE{hint}")
     owner, _, last = key.rpartition(".")
@@ -130,7 +130,7 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
 
 
 def missing_package(words: str) -> str | None:
-    """Return which package has a key, KEY=VALUE or GROUP=OPTION, as text; None if none is known."""
+    """Return how to get the package of a key, KEY=VALUE or GROUP=OPTION; None if none is known."""
     words = re.sub(r"^rewards\.\w+\.", "rewards.NAME.", words)
     for package, known in read_yaml_beside(__file__, "packages.yaml").items():
         if any(f"{words}.".startswith(f"{name}.") for name in known):
@@ -163,14 +163,14 @@ def suggested_keys(name: str, keys: Iterable[str]) -> list[str]:
     others = own_keys_by_foreign_key()
     known = next((others[end] for end in ends if end in others), None)
     within = next(([end] for end in ends[1:] if end in keys), None)
-    found = known or within or [key for key in keys if key.endswith(f".{parts[-1]}")]
-    return [each for each in found if each.startswith(f"{parts[0]}.")] or found
+    candidates = known or within or [key for key in keys if key.endswith(f".{parts[-1]}")]
+    return [each for each in candidates if each.startswith(f"{parts[0]}.")] or candidates
 
 
 def refuse_unreadable_words(words: Iterable[str]) -> None:
     """Check that no word is too long, or nested too deeply, for Hydra's parser."""
     for word in words:
-        if len(word) > LONGEST_WORD or re.search(UNREADABLE, word):
+        if len(word) > LONGEST_WORD or re.search(UNREADABLE_WORD, word):
             raise ConfigError(
                 f"{word[:60]}... ({len(word)} characters): a word of the command must have at most "
                 f"{LONGEST_WORD} characters, keys and numbers of at most {MOST_DIGITS} each and "
@@ -199,11 +199,11 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     if not value and following and not re.match(r"-|.*=", following[0]):
         value = following[0]
     name, keys = flag.lstrip("-").replace("-", "_"), schema_types()
-    own = own_keys_by_foreign_key().get(name) or [name]
-    close = own if name in keys else suggested_keys(name, keys)
+    our_keys = own_keys_by_foreign_key().get(name) or [name]
+    close = our_keys if name in keys else suggested_keys(name, keys)
     close = close or list(filter(None, [nearest_name(name, keys)]))
-    full = (each if "=" in each else f"{each}=VALUE" for each in close)
-    meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], each) for each in full]
+    full = (candidate if "=" in candidate else f"{candidate}=VALUE" for candidate in close)
+    meant = [re.sub("(N|VALUE)$", lambda end: value or end[0], candidate) for candidate in full]
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     raise ConfigError(f"unknown option {flag}: keys are written key=value, without dashes{hint}")
 
@@ -211,18 +211,18 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
 def refuse_words_of_other_programs(words: Sequence[str]) -> None:
     """Raise ConfigError for an override of another program; the message gives our override."""
     for word in words:
-        for form, ours in WORDS.items():
-            if found := re.fullmatch(form, word.lstrip("+"), re.IGNORECASE):
-                raise ConfigError(f"{word}: not a word of this program; write {found.expand(ours)}")
+        for pattern, ours in FOREIGN_WORDS.items():
+            if match := re.fullmatch(pattern, word.lstrip("+"), re.IGNORECASE):
+                raise ConfigError(f"{word}: not a word of this program; write {match.expand(ours)}")
 
 
 LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
-UNREADABLE = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
-UNREADABLE += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
+UNREADABLE_WORD = rf"([\[{{(][\s\w:]*){{{MOST_BRACKETS + 1}}}|\d{{{MOST_DIGITS + 1}}}"
+UNREADABLE_WORD += rf"|^[^=]{{{MOST_DIGITS + 1}}}"
 RUN_FOLDERS = ("run_dir", "resume", "from_run")
-OF_HYDRA = ("hydra.launcher.additional_parameters", "hydra.job.env_set")  # take any name
+OPEN_HYDRA_KEYS = ("hydra.launcher.additional_parameters", "hydra.job.env_set")  # accept any key
 # submitit_slurm is reserved for Hydra's plugin; our slurm takes the nodes from ``hardware``.
-PRESETS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
+REPLACED_WORDS = {"hydra/launcher=submitit_slurm": "hydra/launcher=slurm"}
 
 
 def to_hydra_override(word: str) -> str:
@@ -232,13 +232,13 @@ def to_hydra_override(word: str) -> str:
     sweep's job has ``=`` and ``,`` in its name and is quoted: an unquoted ``,`` starts a sweep. A
     number (hardware=4090) is quoted too, because Hydra accepts no number as a group's option.
     """
-    word = PRESETS.get(word, word)
+    word = REPLACED_WORDS.get(word, word)
     key, _, value = word.partition("=")
     is_folder = key in RUN_FOLDERS and "=" in value and value[0] not in "'\""
     if is_folder or (key == "hardware" and value.isdecimal()):
         return f"{key}='{value}'"
     owners = (key, key.rpartition(".")[0])
-    is_open = any(each in OF_HYDRA for each in owners) or (
+    is_open = any(each in OPEN_HYDRA_KEYS for each in owners) or (
         value.startswith("{")
         and any(get_origin(schema_types().get(each)) is dict for each in owners)
     )
@@ -251,7 +251,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _unknown_option_error(error, overrides)
     if isinstance(error, OverrideParseException):
         return _malformed_override_error(error)
-    if isinstance(error, InterpolationResolutionError | GrammarParseError):  # or a ValueError too
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):  # some are ValueErrors
         return interpolation_error(error)
     if isinstance(error, ValueError):
         return _value_error(str(error), overrides)
@@ -281,8 +281,8 @@ def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
             "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
             "give one of them, such as --cfg job without -m for the configuration of one run"
         )
-    is_other = text.startswith((RESOLVE_ALONE, "Unable to configure"))
-    return ConfigError(_first_line(text)) if is_other else None
+    is_of_hydra = text.startswith((RESOLVE_ALONE, "Unable to configure"))
+    return ConfigError(_first_line(text)) if is_of_hydra else None
 
 
 def _malformed_override_error(error: OverrideParseException) -> ConfigError:
@@ -315,12 +315,12 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
         )
     if group == "data" and ("/" in option or "." in option):
         is_hub = re.fullmatch(r"[\w-]+/[\w-]+", option) is not None
-        way = f"data={'hub' if is_hub else 'local'} data.path={option}"
-        return ConfigError(f"{wrong}; to use data of your own, write {way}")
+        overrides_to_use = f"data={'hub' if is_hub else 'local'} data.path={option}"
+        return ConfigError(f"{wrong}; to use data of your own, write {overrides_to_use}")
     hint = did_you_mean(option, error.options)
-    found = [each for each in error.options if each.startswith(option)]
-    if group == "model" and found:
-        return ConfigError(f"{wrong}; did you mean {' or '.join(found)}?")
+    longer_options = [choice for choice in error.options if choice.startswith(option)]
+    if group == "model" and longer_options:
+        return ConfigError(f"{wrong}; did you mean {' or '.join(longer_options)}?")
     if group == "model":
         hint += f"; if it is a model of the hub, write {key}=pretrained {path}"
     if group == "phase":
@@ -336,10 +336,10 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
 def _explain_non_text_option(overrides: Sequence[str]) -> str:
     """Return the message for groups set to a number or null; Hydra's message does not name them."""
     groups = {key for key, kind in schema_types().items() if is_dataclass(kind)} | {"experiment"}
-    given = [o for o in overrides if "=" in o and not o.startswith("-")]
+    with_values = [o for o in overrides if "=" in o and not o.startswith("-")]
     wrong = [
         override.input_line
-        for override in parse_overrides(given)
+        for override in parse_overrides(with_values)
         if override.key_or_group in groups and not isinstance(override.value(), str | list)
     ]
     return (
@@ -351,18 +351,18 @@ def _explain_non_text_option(overrides: Sequence[str]) -> str:
 def _composition_error(error: HydraException, overrides: Sequence[str]) -> ConfigError:
     """Return the error for any other error of Hydra, on one line."""
     cause = error.__cause__
-    if found := re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error)):
+    if match := re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error)):
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
-        return unknown_key_error(found[1], siblings)
+        return unknown_key_error(match[1], siblings)
     reason = " ".join(str(error).split())
-    if found := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
-        word = next((each for each in overrides if each.startswith(f"+{found[1]}=")), found[1])
+    if match := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
+        word = next((each for each in overrides if each.startswith(f"+{match[1]}=")), match[1])
         return ConfigError(f"{word}: the group is chosen already; write {word.lstrip('+')}")
-    if found := re.match(rf"(?:{'|'.join(SWEPT)})([^']+)'", reason):
+    if match := re.match(rf"(?:{'|'.join(SWEPT)})([^']+)'", reason):
         both = "; for both in one run, tracking=wandb tracking.tensorboard=true"
-        hint = both if found[1].startswith("tracking=") else ""
-        return ConfigError(f"{found[1]}: for a run with each of these values, add -m{hint}")
+        hint = both if match[1].startswith("tracking=") else ""
+        return ConfigError(f"{match[1]}: for a run with each of these values, add -m{hint}")
     if isinstance(cause, OmegaConfBaseException):
         where = reason or "a ${...} in a file that this command chose"
         reason = f"{where}: {_first_line(str(cause))}"

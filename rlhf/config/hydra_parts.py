@@ -100,8 +100,8 @@ class MethodsSearchPath(SearchPathPlugin):
 def extend_hydra() -> None:
     """Give Hydra the options of installed methods, their keys, and this project's resolver.
 
-    The keys are the config ``methods``. By the resolver, conf/base/ppo.yaml corrects a server's
-    log-probs by default.
+    The keys are stored as the config ``methods``. conf/base/ppo.yaml calls the resolver, so that
+    log-probs of a vLLM server are corrected by default.
     """
     OmegaConf.register_new_resolver(
         "rlhf_correction", lambda name: "token" if name == "vllm_server" else "none", replace=True

@@ -31,7 +31,7 @@ from rlhf.config.schema.hardware import HardwareConfig
 
 GIB = 2**30
 GB = 10**9
-LAUNCH_SECONDS = 3e-5  # host time per torch operation of a pass: benchmarks/gpu.md
+LAUNCH_SECONDS = 3e-5  # host time per torch operation on a GPU: benchmarks/gpu.md
 HOST_MEMORY_BANDWIDTH = 150 * GB  # bytes per second of a node: estimate, two sockets with DDR4
 
 
@@ -53,7 +53,7 @@ class CpuRates:
 
 # Tflop/s of one core in bf16 and fp32: measured on a Xeon with AMX and an EPYC with AVX512-BF16,
 # and guessed for older CPUs.
-ESTIMATES = {
+TFLOPS_BY_ISA = {
     Isa.amx: (0.8, 0.17),
     Isa.avx512_bf16: (0.4, 0.1),
     Isa.avx2: (0.0, 0.05),
@@ -71,7 +71,7 @@ def cpu_rates() -> CpuRates:
 
 def typical_rates() -> CpuRates:
     """Return estimated rates of a CPU with the instruction set and number of cores of this CPU."""
-    bf16, fp32 = ESTIMATES[usable_isa()]
+    bf16, fp32 = TFLOPS_BY_ISA[usable_isa()]
     return CpuRates(
         bf16_tflops=bf16 * num_usable_cores(),
         fp32_tflops=fp32 * num_usable_cores(),

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rlhf.options import ZeroConfig
 
 SHARDED_WEIGHTS = 3  # the ZeRO stage that also shards the weights
-OFFLOADS = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
-QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
+OFFLOAD_KEYS = ("offload_optimizer", "offload_parameters", "offload_reference", "offload_reward")
+QUANTIZATION_KEYS = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
 
 
 class Role(StrEnum):
@@ -38,9 +38,9 @@ def stage_of(role: Role, zero: ZeroConfig) -> int:
     stage = _stage_of_trained_model(role, zero)
     if not role.is_frozen:
         return stage
-    own = zero.reference_stage if role is Role.reference else zero.reward_stage
-    if own is not None:
-        return own
+    set_stage = zero.reference_stage if role is Role.reference else zero.reward_stage
+    if set_stage is not None:
+        return set_stage
     return stage if stage == SHARDED_WEIGHTS else 0
 
 
@@ -75,16 +75,16 @@ def reward_key_by_column(config: RunConfig) -> dict[str, str]:
 
     Columns that the reward model's loss reads are included; their keys begin with ``reward.``.
     """
-    found = {
+    key_by_column = {
         column: f"rewards.{name}.columns"
         for name, part in config.rewards.items()
         for column in part.columns
     }
     if Phase.reward in config.phase.order:
-        found |= dict.fromkeys(config.reward.score_columns or (), "reward.score_columns")
+        key_by_column |= dict.fromkeys(config.reward.score_columns or (), "reward.score_columns")
         if config.reward.margin_column is not None:
-            found[config.reward.margin_column] = "reward.margin_column"
-    return found
+            key_by_column[config.reward.margin_column] = "reward.margin_column"
+    return key_by_column
 
 
 def reward_model_base(config: RunConfig) -> tuple[str, ModelConfig]:
@@ -139,7 +139,7 @@ def setting_unsupported_by_torch(
         return needs_deepspeed
     if dtype is Dtype.fp16:
         return "hardware.dtype=fp16"
-    for key in (*OFFLOADS, *QUANTIZED):
+    for key in (*OFFLOAD_KEYS, *QUANTIZATION_KEYS):
         if getattr(zero, key):
             return f"zero.{key}=true"
     if zero.hpz_partition_size > 1:

@@ -36,11 +36,11 @@ RUNS = Path("runs")
 LATEST = RUNS / "latest"
 SWEEPS = RUNS / "sweeps"
 LOCK = "run.lock"
-OF_A_START = (INPUTS.name, PLAN.name, "tokenizer", "wandb_id")  # files that a start wrote
+START_FILES = (INPUTS.name, PLAN.name, "tokenizer", "wandb_id")  # files that a start wrote
 WAIT_SECONDS = 10.0  # ranks whose launcher was killed end within about 5 seconds
-# Errors of flock: HELD if another process has the lock, UNSUPPORTED if files cannot be locked.
-HELD = {errno.EAGAIN, errno.EACCES}
-UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+# Errors of flock: another process has the lock; files cannot be locked there.
+HELD_ERRORS = {errno.EAGAIN, errno.EACCES}
+NO_LOCK_ERRORS = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 
 
 def make_run_dir(
@@ -109,13 +109,13 @@ def has_trained_nothing(path: Path) -> bool:
 def clear_untrained_run(run_dir: Path) -> None:
     """Remove the files of a run that has trained nothing, so that another run can start here."""
     if has_trained_nothing(run_dir):
-        for name in (FROZEN, ATTEMPTS.name, *OF_A_START):
+        for name in (FROZEN, ATTEMPTS.name, *START_FILES):
             remove(run_dir / name)
 
 
-def refuse_changed_config(run_dir: Path, begun: RunConfig) -> None:
-    """Check that ``run_dir`` still has the configuration ``begun`` that this command wrote."""
-    if replace(load_frozen_config(run_dir), run_dir=None) != replace(begun, run_dir=None):
+def refuse_changed_config(run_dir: Path, written: RunConfig) -> None:
+    """Check that ``run_dir`` still has the configuration ``written`` by this command."""
+    if replace(load_frozen_config(run_dir), run_dir=None) != replace(written, run_dir=None):
         raise ConfigError(
             f"{run_dir}: another command began or resumed a run in this folder at the same time, "
             "with another configuration; wait for its end, or choose another run_dir"
@@ -181,18 +181,18 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:
-            if error.errno in UNSUPPORTED:
+            if error.errno in NO_LOCK_ERRORS:
                 say(
                     f"warning: {run_dir} is on a file system without locks ({error.strerror}): "
                     "start no second process on this run"
                 )
                 return
-            if error.errno not in HELD:
+            if error.errno not in HELD_ERRORS:
                 raise
         owner = read_tail(run_dir / LOCK).decode(errors="replace").strip() or "another process"
         if time.monotonic() >= deadline:
             raise CheckpointError(
-                f"{run_dir}: {owner} is running this run, and two would mix their files. Wait for "
+                f"{run_dir}: {owner} runs this run, and two processes would mix files. Wait for "
                 "it or end it (`ps -fp` and its number show it), then resume"
             )
         if not is_waiting:

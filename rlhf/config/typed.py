@@ -129,9 +129,9 @@ def values_by_key(config: RunConfig) -> dict[str, Any]:
 
 def _to_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _to_plain(each) for name, each in value.items()}
+        return {name: _to_plain(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_to_plain(each) for each in value]
+        return [_to_plain(item) for item in value]
     return value.name if isinstance(value, Enum) else value
 
 

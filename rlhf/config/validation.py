@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
-from rlhf.base.safe_text import FORMS, redact
+from rlhf.base.safe_text import SECRET_PATTERNS, redact
 from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.effects import refuse_two_replacements
@@ -53,12 +53,12 @@ OPTIONS_CHECKS = (
 def validate(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` breaks a rule; the message suggests a fix."""
     refuse_broken_methods()
-    texts = [(key, str(each)) for key, each in iterate_entries(asdict(config))]
+    texts = [(key, str(entry)) for key, entry in iterate_entries(asdict(config))]
     check_secrets(texts)
     check_control_characters(texts)
     check_bounds(config)
     check_name_and_order(config.name, config.phase.order)
-    # Environments come first: the core's rules would refuse with a less helpful error.
+    # Environments come first: the core's rules would raise less helpful errors.
     check_environment(config)
     check_rewards(config)
     check_reward(config)
@@ -120,7 +120,7 @@ def check_name_and_order(name: str, order: list[Phase]) -> None:
 
 
 # For each kind of secret, how to pass it without writing it into the configuration.
-WAYS_OUT = {
+REMEDIES = {
     "a Hugging Face token": "set HF_TOKEN, or type: hf auth login",
     "a W&B key": "set WANDB_API_KEY",
     "an AWS key": "set AWS_ACCESS_KEY_ID",
@@ -139,18 +139,18 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
     for key, text in texts:
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
-        for name, form in FORMS.items():
-            if re.search(form, text):
+        for name, pattern in SECRET_PATTERNS.items():
+            if re.search(pattern, text):
                 raise ConfigError(
                     f"{key}: the value looks like {name}. A configuration is stored in the run "
                     "directory and shown in reports, so it must not hold secrets; "
-                    f"{WAYS_OUT.get(name, 'set an environment variable')}"
+                    f"{REMEDIES.get(name, 'set an environment variable')}"
                 )
 
 
 def refuse_secret_values(config: RunConfig, environment: Mapping[str, str]) -> None:
     """Check that no value is a secret, not even one that ``${oc.env:...}`` has read."""
-    words = (f"{key}={each}" for key, each in iterate_entries(asdict(config)))
+    words = (f"{key}={entry}" for key, entry in iterate_entries(asdict(config)))
     refuse_secrets_in_command(words, environment)
 
 
@@ -162,10 +162,10 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
     if redact(together, environment) == together:
         return
     for word, text in resolved.items():
-        if any(redact(each, environment) != each for each in (word, text)):
+        if any(redact(candidate, environment) != candidate for candidate in (word, text)):
             raise ConfigError(
                 f"{redact(word, environment)}: is or holds a key or a password, and commands and "
-                "configurations are stored and shown in reports; leave it out, and let the "
+                "configurations are stored and shown in reports; remove it, and let the "
                 "library that needs it read it from the environment (HF_TOKEN, WANDB_API_KEY) or "
                 "from ~/.netrc"
             )
@@ -174,11 +174,11 @@ def refuse_secrets_in_command(words: Iterable[str], environment: Mapping[str, st
 def iterate_entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, entry) for each name and value in nested mappings and lists; skip None."""
     if isinstance(value, dict):
-        for name, each in value.items():
-            yield from iterate_entries(each, f"{key}.{name}".lstrip("."))
+        for name, item in value.items():
+            yield from iterate_entries(item, f"{key}.{name}".lstrip("."))
             yield key, name
     elif isinstance(value, list):
-        for each in value:
-            yield from iterate_entries(each, key)
+        for item in value:
+            yield from iterate_entries(item, key)
     elif value is not None:
         yield key, value

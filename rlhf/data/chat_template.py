@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 PROBE = "probe42"  # a text that is searched for in rendered text
 OPEN_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
-ENDS_OF_THOUGHTS = ("</think>", "<channel|>")  # a prompt with one has ended the model's thought
+ENDS_OF_THOUGHTS = ("</think>", "<channel|>")  # one of these in a prompt ends the model's thought
 
 
 class ChatTemplate:
     """A tokenizer's chat template, which renders prompts and responses and checks the result.
 
     Methods raise UnusableTemplateError if the template cannot render a turn, does not show it, or
-    renders a prompt differently if an answer follows (``render_observation``: a DataError).
+    renders a prompt differently if an answer follows (DataError from ``render_observation``).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -80,9 +80,9 @@ class ChatTemplate:
             following = self._complete_begun_answer(prompt, answer, opening, body)
         if thought.strip() not in following:
             raise UnusableTemplateError("the chat template drops the thought of an answer", prompt)
-        said = OPEN_THOUGHT.sub("", answer.content).strip()
+        content = OPEN_THOUGHT.sub("", answer.content).strip()
         has_end = whole.endswith(self._tail)
-        if not has_end or not following.strip() or said not in following:
+        if not has_end or not following.strip() or content not in following:
             raise UnusableTemplateError(
                 "the chat template drops the response, or ends it differently from other responses",
                 prompt,
@@ -99,8 +99,8 @@ class ChatTemplate:
         """
         shown = self._render(prompt, answer=Message("assistant", PROBE))
         pairs = zip(opening, shown, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        common, begun = opening[:same], opening[same:]
+        num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        common, begun = opening[:num_common], opening[num_common:]
         text = answer.content
         if answer.thought:
             text = f"<think>\n{answer.thought.strip()}\n</think>\n\n{text}"
@@ -151,7 +151,7 @@ class ChatTemplate:
         """
         if not asked.messages:
             raise UnusableTemplateError("there is no message in a prompt", asked)
-        shape = (tuple((each.role, *each.shown) for each in asked.messages), bool(asked.tools))
+        shape = (tuple((turn.role, *turn.shown) for turn in asked.messages), bool(asked.tools))
         if shape not in self._hidden:
             self._hidden[shape] = self._find_hidden(asked)
         if hidden := self._hidden[shape]:
@@ -167,7 +167,7 @@ class ChatTemplate:
         else:
             text = self._render(Asked((*before, last), tools))
         return ", ".join(
-            dict.fromkeys(what for probe, what in probes.of.items() if probe not in text)
+            dict.fromkeys(part for probe, part in probes.meanings.items() if probe not in text)
         )
 
     def _render(self, asked: Asked, *, answer: Message | None = None) -> str:
@@ -209,11 +209,11 @@ class Probes:
 
     def __init__(self) -> None:
         """Start with no words."""
-        self.of: dict[str, str] = {}  # word -> what it stands for
+        self.meanings: dict[str, str] = {}  # word -> the part that it stands for
 
-    def _add(self, what: str) -> str:
-        word = f"{PROBE}x{len(self.of)}x"
-        self.of[word] = what
+    def _add(self, meaning: str) -> str:
+        word = f"{PROBE}x{len(self.meanings)}x"
+        self.meanings[word] = meaning
         return word
 
     def replace_texts(self, message: Message) -> Message:
@@ -224,10 +224,10 @@ class Probes:
             more[CALLS] = [self.rename(call, CALLS) for call in more[CALLS]]
         return message._replace(content=content, more=more)
 
-    def rename(self, item: Any, what: str) -> Any:
+    def rename(self, item: Any, meaning: str) -> Any:
         """Return a tool, or the call of a tool, with a word instead of its name."""
         if not isinstance(item, dict):
             return item
         if isinstance(item.get("function"), dict):
-            return {**item, "function": self.rename(item["function"], what)}
-        return {**item, "name": self._add(what)} if "name" in item else item
+            return {**item, "function": self.rename(item["function"], meaning)}
+        return {**item, "name": self._add(meaning)} if "name" in item else item

@@ -25,18 +25,18 @@ from rlhf.base.types import (
     pad_rows,
 )
 
-SHORT = 64  # tokens; a batch of shorter sequences is not padded to a rounded width
+UNROUNDED_BELOW = 64  # tokens; shorter batches are not padded to a rounded width
 LOOK_AHEAD = 8  # maximum number of prompts that wait for a step with more room
 
 
 def padded_width(tokens: int, *, max_width: int) -> int:
-    """Return ``tokens`` rounded up to one of a few widths, at most ``max_width``.
+    """Return ``tokens`` rounded up to one of a few widths, but not past ``max_width``.
 
     There are eight widths between a power of two and the next one. Below 64 tokens the width is not
     rounded. Libraries compile and keep code for every width. Without rounding, the code for all
     lengths of a data set would take hundreds of megabytes.
     """
-    step = 1 << max(0, tokens.bit_length() - 4) if tokens >= SHORT else 1
+    step = 1 << max(0, tokens.bit_length() - 4) if tokens >= UNROUNDED_BELOW else 1
     return min(-(-tokens // step) * step, max(tokens, max_width))
 
 
@@ -49,14 +49,14 @@ def assign_rows_to_ranks(lengths: Sequence[int], *, ranks: int, micro: int) -> l
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     share = len(order) // ranks
-    parts: list[list[int]] = [[] for _ in range(ranks)]
+    rows_of_rank: list[list[int]] = [[] for _ in range(ranks)]
     widths = [0] * ranks  # sum of the widths of each rank's micro-batches
-    for first in range(0, len(order), micro):
-        open_ranks = (rank for rank in range(ranks) if len(parts[rank]) < share)
+    for start in range(0, len(order), micro):
+        open_ranks = (rank for rank in range(ranks) if len(rows_of_rank[rank]) < share)
         rank = min(open_ranks, key=widths.__getitem__)
-        parts[rank].extend(order[first : first + micro])
-        widths[rank] += lengths[order[first]]
-    return parts
+        rows_of_rank[rank].extend(order[start : start + micro])
+        widths[rank] += lengths[order[start]]
+    return rows_of_rank
 
 
 class EvalRows(NamedTuple):
@@ -99,8 +99,8 @@ def divide_pairs_into_steps(
 ) -> list[PairStep]:
     """Return the pairs of each optimizer step; all pairs of a prompt are in one step.
 
-    This follows https://arxiv.org/abs/2203.02155, section 3.5. ``groups[i]`` is the number of pair
-    i's prompt, counted from 0 in order of first appearance. Prompts are shuffled for each epoch.
+    This follows https://arxiv.org/abs/2203.02155, section 3.5. ``groups[i]`` is the index of pair
+    i's prompt, from 0 in order of first appearance. Prompts are shuffled for each epoch.
     Each prompt goes into the first step that has room for its pairs. Steps are added until ``epochs
     * len(groups)`` pairs are used. If every prompt has one pair, ``Shuffle`` determines the rows.
 
@@ -135,18 +135,18 @@ def _pack_groups(sizes: Sequence[int], *, slots: int, order: Iterator[int]) -> I
     """Yield the groups of each step; a group that does not fit is tried first in the next step."""
     waiting: deque[int] = deque()
     while True:
-        taken: list[int] = []
+        packed: list[int] = []
         too_large: list[int] = []
         room = slots
         while room and len(too_large) < LOOK_AHEAD:
             group = waiting.popleft() if waiting else next(order)
             if sizes[group] <= room:
-                taken.append(group)
+                packed.append(group)
                 room -= sizes[group]
             else:
                 too_large.append(group)
         waiting.extendleft(reversed(too_large))
-        yield taken
+        yield packed
 
 
 def collate_sequences(
@@ -203,5 +203,5 @@ def collate_prompts(
 ) -> PromptBatch:
     """Return left-padded prompts (B, P), so that every response begins in column P."""
     padded = pad_rows(ids, pad_id=pad_id, on_left=True)
-    ids_BP, attend_BP = (copy_to_device(each, device) for each in padded)
+    ids_BP, attend_BP = (copy_to_device(tensor, device) for tensor in padded)
     return PromptBatch(ids_BP, attend_BP, copy_to_device(draws_BT, device), texts, columns)

@@ -50,7 +50,7 @@ TARGETS = (
     "prompt, responses; prompt, responses, scores; prompt, ranks, responses; "
     "chosen, rejected; messages; grade, messages; text"
 ).split("; ")
-LONGEST = 1000  # maximum characters of an expression; a longer one could exceed the recursion limit
+MOST_CHARACTERS = 1000  # in an expression; a longer one could exceed the recursion limit
 # Types of an argument, as JMESPath names them; [] stands for all types.
 TEXT: Any = {"types": ["string"]}
 NULLABLE: Any = {"types": ["string", "null"]}
@@ -60,7 +60,7 @@ NESTED = (list, dict)
 
 
 class TextFunctions(Functions):
-    """JMESPath's functions, and functions on texts of this project, which return null for null."""
+    """JMESPath's functions, and this project's, which return null (``turns``: []) for null."""
 
     @signature({"types": ["boolean", "null"]}, ANY, ANY)
     def _func_pick(self, condition: bool | None, yes: object, no: object) -> object:
@@ -93,14 +93,14 @@ class TextFunctions(Functions):
     @signature(NULLABLE_LIST)
     def _func_turns(self, pairs: list[object] | None) -> list[object] | None:
         """Return the messages of [request, answer] pairs, without those that are blank."""
-        said = (
+        spoken = (
             zip(("user", "assistant"), pair, strict=False)
             for pair in pairs or ()
             if isinstance(pair, list)
         )
         return [
             {"role": role, "content": text}
-            for turns in said
+            for turns in spoken
             for role, text in turns
             if not is_blank(text)
         ]
@@ -111,7 +111,7 @@ class TextFunctions(Functions):
     ) -> list[object] | None:
         """Return the messages of a text in which ``human:`` and ``assistant:`` begin the turns.
 
-        A colon must follow a mark that is a word, but not another mark, such as ``<user>``. Text
+        A mark that is a word must have a colon after it; a mark such as ``<user>`` need not. Text
         before the first mark is a message from the user.
         """
         if not text or not text.strip():
@@ -121,8 +121,8 @@ class TextFunctions(Functions):
             rf"(?<!\S){re.escape(mark)}(?=:)" if mark[:1].isalnum() else re.escape(mark)
             for mark in roles
         )
-        first, *rest = re.split(rf"\s*({marks}):?\s*", text)
-        messages: list[object] = [_make_turn("user", first)] if first.strip() else []
+        before, *rest = re.split(rf"\s*({marks}):?\s*", text)
+        messages: list[object] = [_make_turn("user", before)] if before.strip() else []
         for mark, content in zip(rest[::2], rest[1::2], strict=True):
             messages.append(_make_turn(roles[mark], content))
         if messages[-1] == _make_turn("assistant", ""):  # the text ends in ``assistant:``
@@ -171,7 +171,7 @@ class Layout(NamedTuple):
     def columns(self) -> dict[str, None]:
         """Return the columns that the expressions read, in their order."""
         return dict.fromkeys(
-            name for each in self.expressions.values() for name in columns_read_by(each)
+            name for expression in self.expressions.values() for name in columns_read_by(expression)
         )
 
     @property
@@ -188,11 +188,11 @@ class Layout(NamedTuple):
         Raises:
             DataError: if an expression of a user reads a column that no row has, or is null in
                 every row; if an expression fails on a row, or returns a value of the wrong type;
-                if most rows are odd; if a column of ``keep`` is missing.
+                if most rows are malformed; if a column of ``keep`` is missing.
         """
-        first = find_first_values(rows)
-        present = [name for name, value in first.items() if value is not None]
-        self._require_columns(first, source)
+        first_values = find_first_values(rows)
+        present = [name for name, value in first_values.items() if value is not None]
+        self._require_columns(first_values, source)
         records: list[Record] = []
         left_out, odd, conflicts = Dropped(), Dropped(), Dropped()
         faults: list[DataError] = []
@@ -205,7 +205,7 @@ class Layout(NamedTuple):
                 if isinstance(value, NESTED) and name != "tools":
                     messages[name] += value if isinstance(value, list) else [value]
             try:
-                found, tools = read_records(targets, left_out), targets.tools()
+                new_records, tools = read_records(targets, left_out), targets.tools()
             except OddRowError as error:
                 odd.drop(str(error), row.place)
                 faults.append(error.fault)
@@ -213,7 +213,7 @@ class Layout(NamedTuple):
             except UnusableRowError as reason:
                 left_out.drop(str(reason), row.place)
                 continue
-            for record in found:
+            for record in new_records:
                 columns = _select_columns(row, record, keep) if keep else None
                 records.append(record._replace(columns=columns, place=row.place, tools=tools))
                 if record.rejected:
@@ -225,18 +225,18 @@ class Layout(NamedTuple):
             if self.key and target in nulls:
                 rule = f"{self.key}.{target}={expression.expression}"
                 raise DataError(f"{source}: {rule} is null in every row.")
-        read = tuple(name for name in self.columns if name in present)
+        read_columns = tuple(name for name in self.columns if name in present)
         records = read_marks(records) if "grade" in self.expressions else records
-        whole = [row.values for row in rows]
+        all_values = [row.values for row in rows]
         unread = {
-            name: summarize([row.get(name) for row in whole], whole)
+            name: summarize([row.get(name) for row in all_values], all_values)
             for name in present
             if name not in self.columns and name not in keep
         }
         for name, items in messages.items():
             unread |= _summarize_keys(name, items)
         records = pair_rivals(records, left_out)
-        return Converted(records, self.name, left_out, read, unread, conflicts)
+        return Converted(records, self.name, left_out, read_columns, unread, conflicts)
 
     def _compute_targets(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
         """Yield each row and its targets as a Row; for threads, once per question in the row.
@@ -246,8 +246,8 @@ class Layout(NamedTuple):
         if "threads" in self.expressions:
             yield from expand_threads(rows)
             return
-        given = {} if self.key else self.expressions
-        plain = {t: e.parsed["value"] for t, e in given.items() if e.parsed["type"] == "field"}
+        known = {} if self.key else self.expressions
+        plain = {t: e.parsed["value"] for t, e in known.items() if e.parsed["type"] == "field"}
         others = [target for target in self.expressions if target not in plain]
         for row in rows:
             values = {target: row.values.get(column) for target, column in plain.items()}
@@ -272,30 +272,30 @@ class Layout(NamedTuple):
 
 
 def find_first_values(rows: Iterable[Row]) -> dict[str, object]:
-    """Return the first value of each column that is not blank; None if all are blank."""
-    found: dict[str, object] = {}
+    """Return, for each column, the first value that is not blank; None if all are blank."""
+    first_values: dict[str, object] = {}
     has_all = False
     for row in rows:
-        if has_all and found.keys() >= row.values.keys():
+        if has_all and first_values.keys() >= row.values.keys():
             continue
         for name, value in row.values.items():
-            if found.get(name) is None:
-                found[str(name)] = None if is_blank(value) else value
-        has_all = all(value is not None for value in found.values())
-    return found
+            if first_values.get(name) is None:
+                first_values[str(name)] = None if is_blank(value) else value
+        has_all = all(value is not None for value in first_values.values())
+    return first_values
 
 
 def _summarize_keys(column: str, items: Sequence[object]) -> dict[str, Values]:
     """Summarize the values of unread keys of messages; a key that an answer lacks is blank."""
-    said = [item for item in items if isinstance(item, dict)]
-    keys = dict.fromkeys(key for item in said for key in item if key not in MESSAGE_KEYS)
-    found = {
+    messages = [item for item in items if isinstance(item, dict)]
+    keys = dict.fromkeys(key for item in messages for key in item if key not in MESSAGE_KEYS)
+    summaries = {
         f"{column}[].{key}": summarize(
-            [item.get(key) for item in said if key in item or _is_answer(item)]
+            [item.get(key) for item in messages if key in item or _is_answer(item)]
         )
         for key in keys
     }
-    return {name: values for name, values in found.items() if values.total}
+    return {name: values for name, values in summaries.items() if values.total}
 
 
 def _is_answer(item: Mapping[str, object]) -> bool:
@@ -313,16 +313,16 @@ def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:
     """
     is_scored = isinstance(record.grade, float)  # pair_rivals makes its scores
     whole = {**(dict.fromkeys(SCORES) if is_scored else record.columns or {}), **row.values}
-    found: dict[str, Any] = dict.fromkeys(keep, whole)
+    selected: dict[str, Any] = dict.fromkeys(keep, whole)
     for name, key in keep.items():
         for part in [name] if name in whole else name.split("."):
-            if not isinstance(found[name], dict) or part not in found[name]:
+            if not isinstance(selected[name], dict) or part not in selected[name]:
                 raise row.build_error(
                     f"column '{name}' is missing, which {key} names. The row "
                     f"has {', '.join(map(repr, row.values))}."
                 )
-            found[name] = found[name][part]
-    return found
+            selected[name] = selected[name][part]
+    return selected
 
 
 def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
@@ -331,9 +331,9 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
     Raises:
         ConfigError: if the names are not one of ``TARGETS``, or a value is not an expression.
     """
-    more = {"system", "tools"} if {"prompt", "messages"} & columns.keys() else set()
+    addable = {"system", "tools"} if {"prompt", "messages"} & columns.keys() else set()
     known = "; ".join(TARGETS)
-    if ", ".join(sorted(map(str, columns.keys() - more))) not in TARGETS:
+    if ", ".join(sorted(map(str, columns.keys() - addable))) not in TARGETS:
         raise ConfigError(
             f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
             f"must have exactly one of these sets: {known}; beside prompt or messages, system and "
@@ -348,8 +348,8 @@ def parse_expressions(columns: Mapping[str, str], key: str) -> dict[str, ParsedR
 
 
 def _parse_expression(text: str, key: str) -> ParsedResult:
-    if len(text) > LONGEST:
-        raise ConfigError(f"{key}: has {len(text):,} characters, and may have {LONGEST:,}")
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(f"{key}: has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
 
     def build_parse_error(reason: str) -> ConfigError:
         return ConfigError(

@@ -23,7 +23,7 @@ from rlhf.data.column_rules import (
     find_first_values,
     parse_expressions,
 )
-from rlhf.data.layouts import SCORE_NAMES, is_blank
+from rlhf.data.layouts import SCORE_NAME_PARTS, is_blank
 from rlhf.data.proposals import find_choices, find_families, propose, quote
 from rlhf.data.records import Row
 from rlhf.data.unread import Values, judge_words, summarize
@@ -33,11 +33,11 @@ TABLE = "columns.yaml"  # the layouts, and names of columns with a special meani
 # The overrides that read a data set by the expressions COLUMNS.
 COMMAND = "data=local data.path=null data.sets.mine={path: FILE, columns: COLUMNS}"
 PLAIN = re.compile(r"[\w./-]+\Z")  # values that Hydra's grammar needs no quotes for
-UNCLEAR = "scores_or_ranks"  # target of numbers beside responses that find_doubt refuses
-# Target -> words in the names of columns with numbers beside responses.
-ORDERS = {"ranks": ["rank"], "scores": SCORE_NAMES}
-# Targets of every layout with a prompt.
-ADDED = {"system": "system || system_prompt", "tools": "tools"}
+UNCLEAR = "scores_or_ranks"  # target of numbers that may be scores or ranks; find_doubt refuses it
+# Target -> parts of the names of columns that have a number for each response.
+NAME_PARTS = {"ranks": ["rank"], "scores": SCORE_NAME_PARTS}
+# Targets that are added to every layout but plain text, if rows have the columns.
+ADDED_TARGETS = {"system": "system || system_prompt", "tools": "tools"}
 
 
 @cache
@@ -49,17 +49,17 @@ def _read_names() -> Mapping[str, Any]:
 @cache
 def read_layouts() -> Sequence[Layout]:
     """Return the known layouts, the most specific first."""
-    found = []
+    layouts = []
     for name, row in _read_names()["layouts"].items():
-        given = dict(row)
-        when = [_parse(text) for text in given.pop("when", [])]
-        optional, other = (frozenset(given.pop(key, [])) for key in ("optional", "other"))
-        refuse = given.pop("refuse", "")
-        del given["source"]
-        found.append(
-            Layout(name, parse_expressions(given, TABLE), "", optional, when, other, refuse)
+        entry = dict(row)
+        when = [_parse(text) for text in entry.pop("when", [])]
+        optional, other = (frozenset(entry.pop(key, [])) for key in ("optional", "other"))
+        refuse = entry.pop("refuse", "")
+        del entry["source"]
+        layouts.append(
+            Layout(name, parse_expressions(entry, TABLE), "", optional, when, other, refuse)
         )
-    return found
+    return layouts
 
 
 def _parse(text: str) -> ParsedResult:
@@ -101,10 +101,10 @@ def detect_layout(
     """Return the first known layout that fits ``rows``, with their system and grade columns.
 
     Raises:
-        DataError: if no layout fits, or one fits that cannot be used.
+        DataError: if no layout fits, or the layout that fits cannot be used.
     """
     typical = find_first_values(rows)
-    layout = next((each for each in read_layouts() if not _find_missing(each, typical)), None)
+    layout = next((known for known in read_layouts() if not _find_missing(known, typical)), None)
     if layout is None or layout.refuse:
         problem = _describe_missing(typical)
         if layout is not None:
@@ -118,14 +118,14 @@ def detect_layout(
 
 
 def _select_targets(layout: Layout, typical: Mapping[str, object]) -> dict[str, ParsedResult]:
-    """Return the expressions of ``layout`` that read columns of ``typical``, and those of ADDED."""
+    """Return the expressions of ``layout`` that read columns of ``typical``, and ADDED_TARGETS."""
     read = {
         target: expression
         for target, expression in layout.expressions.items()
         if typical.keys() & columns_read_by(expression)
     }
     if "text" not in read:
-        for target, text in ADDED.items():
+        for target, text in ADDED_TARGETS.items():
             if any(typical.get(name) is not None for name in text.split(" || ")):
                 read.setdefault(target, _parse(text))
     return read
@@ -134,7 +134,7 @@ def _select_targets(layout: Layout, typical: Mapping[str, object]) -> dict[str, 
 def _find_grades(
     layout: Layout, rows: Sequence[Row], unread: Sequence[str]
 ) -> dict[str, ParsedResult]:
-    """Return a target that reads an ``unread`` column of grades of the responses; {} if none does.
+    """Return the target and expression of an ``unread`` column that grades responses; {} if none.
 
     A column with a number for each of several responses is scores or ranks, according to its name,
     or UNCLEAR if its name does not show which, or if there are several such columns.
@@ -144,7 +144,7 @@ def _find_grades(
         responses = columns_read_by(layout.expressions["responses"])[0]
         grades = [name for name in unread if _grades_items(rows, responses, name)]
         words = grades[0].casefold() if len(grades) == 1 else ""
-        kinds = [kind for kind, parts in ORDERS.items() if any(part in words for part in parts)]
+        kinds = [kind for kind, parts in NAME_PARTS.items() if any(part in words for part in parts)]
         target = kinds[0] if len(kinds) == 1 else UNCLEAR
     else:
         grades = [name for name in unread if name in _read_names()["grades"]]
@@ -171,7 +171,7 @@ def find_doubt(
 ) -> tuple[str, Mapping[str, str] | None]:
     """Return why ``unread`` columns may change what ``layout`` learns, and targets that read them.
 
-    The reason is "" if they do not, or if a user has named the columns. None: guess the targets.
+    The reason is "" if they do not, or if a user has named the columns. Unknown targets are None.
     """
     names, targets = _read_names(), layout.expressions.keys()
     if layout.key:
@@ -198,7 +198,7 @@ def find_doubt(
                 return f"{why}. These columns read the rows without it", {}
             last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
             more = {"grade": values.as_grade(last)}
-            return f"{why}. If it says something else, leave out grade", more
+            return f"{why}. If it says something else, remove grade", more
         parts = _find_other_answers(layout, unread, has_answers=bool(answers))
     what = f"the column '{parts[0]}' is a part of the examples" if parts else ""
     return what and f"{what}, and the layout '{layout.name}' does not read it", None
@@ -225,7 +225,7 @@ def _find_other_answers(
 def _find_missing(layout: Layout, typical: Mapping[str, object]) -> list[str]:
     """Return the columns and the conditions of ``layout`` that ``typical`` does not have."""
     missing = [name for name in layout.required if name not in typical]
-    return missing or [each.expression for each in layout.when if not _holds(each, typical)]
+    return missing or [rule.expression for rule in layout.when if not _holds(rule, typical)]
 
 
 def _holds(condition: ParsedResult, typical: Mapping[str, object]) -> bool:
@@ -260,7 +260,7 @@ def _build_advice(
     layout: Layout | None = None,
     more: Mapping[str, str] | None = None,
 ) -> str:
-    """Return overrides that read ``rows`` by ``layout`` and ``more``; without them, by a guess."""
+    """Return advice to read ``rows`` by ``layout`` and the targets ``more``, or else by a guess."""
     typical, whole = find_first_values(rows), [row.values for row in rows]
     if layout is not None and more is not None:
         missing = layout.optional - typical.keys()
@@ -273,7 +273,7 @@ def _build_advice(
     said = ", ".join(f"{target}: {quote_for_hydra(each)}" for target, each in read.items())
     words, key, entry = command.partition("data.sets.")
     entry = key + entry.replace("COLUMNS", f"{{{said}}}")
-    is_plain = {"'"} >= set(entry) & set("'\"\\$`")  # shells and shlex read these otherwise
+    is_plain = {"'"} >= set(entry) & set("'\"\\$`")  # shells and shlex interpret the others
     typed = f'"{entry}"' if is_plain else shlex.quote(entry)
     return f"To say what to read (docs/data.md): {words}{typed}"
 

@@ -64,13 +64,13 @@ class Encoder:
         """Return the prompt and a response, such as ``record.chosen``, as texts."""
         asked, content = self._prompt_of(record), response
         if record.messages is not None:
-            content = response.removeprefix(" ")  # layouts put it before the content of a message
+            content = response.removeprefix(" ")  # layouts put a space before it
         elif not asked.begun and re.match(r" \S", response):
             content = response[1:]
-        said = Message("assistant", content)
+        turn = Message("assistant", content)
         if record.seed is None and record.turns and response == record.chosen:
-            said = record.turns[find_learned_turns(record.turns)[-1]]  # with its thought and calls
-        prompt, answer = self._render_piece(asked, said)
+            turn = record.turns[find_learned_turns(record.turns)[-1]]  # with its thought and calls
+        prompt, answer = self._render_piece(asked, turn)
         return prompt, answer if self._is_chat else response
 
     def render_answers(self, record: Record) -> list[list[TextPiece]]:
@@ -132,9 +132,9 @@ class Encoder:
         encoded = zip(contexts, ids_of_answers, strict=True)
         return [[next(encoded) for _ in sequence] for sequence in sequences]
 
-    def encode_observations(self, said: list[tuple[str, str]]) -> list[list[int]]:
+    def encode_observations(self, turns: list[tuple[str, str]]) -> list[list[int]]:
         """Return the ids of each observation (role, text), up to where the next response begins."""
-        return self._encode_after_end([self._template.render_observation(*each) for each in said])
+        return self._encode_after_end([self._template.render_observation(*turn) for turn in turns])
 
     def encode_texts_with_end(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of plain texts, without an opening token and with the end token."""
@@ -152,15 +152,15 @@ class Encoder:
     def _special(self) -> re.Pattern[str]:
         """Return a pattern of the tokenizer's special tokens, which would begin or end a turn."""
         added = self._tokenizer.added_tokens_decoder.values()
-        names = sorted((each.content for each in added if each.special), key=len, reverse=True)
+        names = sorted((token.content for token in added if token.special), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     def _refuse_special_tokens(self, asked: Asked, *answer: Message) -> None:
         """Raise UnusableTemplateError if a message holds a special token as text."""
         for message in (*asked.messages, *answer) if asked.messages else ():
             for text in (message.content, *map(str, message.shown.values())):
-                if found := self._special.search(text):
-                    problem = f"a message holds the special token {found.group()} as text"
+                if match := self._special.search(text):
+                    problem = f"a message holds the special token {match.group()} as text"
                     raise UnusableTemplateError(problem, asked)
 
     def _render_piece(self, asked: Asked, answer: Message) -> TextPiece:

@@ -51,10 +51,10 @@ DECOMPRESSORS: dict[str, tuple[bytes, Callable[[Path, str], Any]]] = {
 def open_text(file: Path, newline: str | None = None) -> TextIO:
     """Open a file of Unicode text, which may be compressed; ``newline`` is as in ``open``."""
     with file.open("rb") as packed:
-        first = packed.read(4)
+        first_bytes = packed.read(4)
     decompress: Callable[[Path, str], Any] = open
     for suffix, (mark, opener) in DECOMPRESSORS.items():
-        if file.suffix.lower() == suffix or first.startswith(mark):
+        if file.suffix.lower() == suffix or first_bytes.startswith(mark):
             decompress = opener
     with decompress(file, "rb") as stream:
         encoding = json.detect_encoding(stream.read(4))
@@ -72,23 +72,23 @@ def find_reader(file: Path, readers: Mapping[str, Reader] | None = None) -> Read
     suffix = file.suffix.lower()
     if is_compressed := suffix in DECOMPRESSORS:
         suffix = Path(file.stem).suffix.lower()
-    found = (READERS if readers is None else readers).get(suffix)
-    return None if is_compressed and found is _read_parquet else found
+    reader = (READERS if readers is None else readers).get(suffix)
+    return None if is_compressed and reader is _read_parquet else reader
 
 
 def _read_json_lines(file: Path) -> Iterator[Chunk]:
-    first = 1
+    first_row = 1
     with open_text(file) as lines:
         while text := "".join(islice(lines, CHUNK)):
-            if first == 1 and text.lstrip().startswith("["):
+            if first_row == 1 and text.lstrip().startswith("["):
                 yield from _read_json(file)  # one array, in spite of the name
                 return
-            yield partial(_parse_lines, text, file, first)
-            first += CHUNK
+            yield partial(_parse_lines, text, file, first_row)
+            first_row += CHUNK
 
 
-def _parse_lines(text: str, file: Path, first: int = 1) -> Iterator[Numbered]:
-    for number, line in enumerate(text.split("\n"), first):
+def _parse_lines(text: str, file: Path, first_number: int = 1) -> Iterator[Numbered]:
+    for number, line in enumerate(text.split("\n"), first_number):
         if content := line.rstrip():
             try:
                 value = DECODER.decode(content)
@@ -107,13 +107,13 @@ def _parse_json(file: Path) -> Iterator[Numbered]:
     if not text:
         return
     try:
-        first, end = DECODER.raw_decode(text)
+        content, end = DECODER.raw_decode(text)
     except (RecursionError, ValueError) as error:
         raise _build_json_error(error, str(file), names_line=True) from error
     if end < len(text):
         yield from _parse_lines(text, file)
     else:
-        yield from enumerate(_rows_of_json(first), 1)
+        yield from enumerate(_rows_of_json(content), 1)
 
 
 def _build_json_error(error: Exception, place: str, *, names_line: bool = False) -> DataError:
@@ -169,7 +169,7 @@ def _parse_csv(stream: TextIO, file: Path) -> Iterator[Numbered]:
         if header == ["sep=", ""]:  # Excel writes such a line above the header
             header = next(lines, [])
         elif len(header) == 1:  # no comma: another character may separate the columns
-            mark = next((each for each in OTHER_DELIMITERS if each in header[0]), mark)
+            mark = next((char for char in OTHER_DELIMITERS if char in header[0]), mark)
             is_named = header == [f"sep={mark}"]
             header = next(csv.reader(header, delimiter=mark))
             lines = csv.reader(stream, strict=True, delimiter=mark)
@@ -199,24 +199,24 @@ def _read_parquet(file: Path) -> Iterator[Chunk]:
         names = opened.schema_arrow.names
         if twice := [name for name in names if names.count(name) > 1]:
             raise DataError(f"{file}: two columns are named {twice[0]!r}; rename one of them.")
-        first = 1
+        first_row = 1
         for batch in opened.iter_batches(batch_size=CHUNK):
-            yield partial(_rows_of_batch, batch, file, first)
-            first += len(batch)
+            yield partial(_rows_of_batch, batch, file, first_row)
+            first_row += len(batch)
 
 
-def number_rows(columns: Mapping[str, Sequence[object]], first: int) -> Iterator[Numbered]:
-    """Yield the rows of ``columns``, numbered from ``first``."""
-    for number, values in enumerate(zip(*columns.values(), strict=True), first):
+def number_rows(columns: Mapping[str, Sequence[object]], first_number: int) -> Iterator[Numbered]:
+    """Yield the rows of ``columns``, numbered from ``first_number``."""
+    for number, values in enumerate(zip(*columns.values(), strict=True), first_number):
         yield number, dict(zip(columns, values, strict=True))
 
 
-def _rows_of_batch(batch: Any, file: Path, first: int) -> Iterator[Numbered]:
+def _rows_of_batch(batch: Any, file: Path, first_number: int) -> Iterator[Numbered]:
     columns = {
         name: _column_values(column, place=f"{file}: column {name!r}")
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
-    return number_rows(columns, first)
+    return number_rows(columns, first_number)
 
 
 def _column_values(column: Any, *, place: str) -> list[object]:

@@ -37,8 +37,8 @@ from typing import Any
 
 from rlhf.data.records import (
     ASSISTANT_TURN,
+    SELECT_PART,
     SPEAKERS,
-    WAY_OUT,
     Dropped,
     Message,
     Record,
@@ -57,7 +57,7 @@ NOT_ANSWERED = "conversations whose turns after the last answer are not used"
 NOT_SCORED = "responses without text or score"
 SCORES = ("margin", "chosen_score", "rejected_score")  # columns of a pair of scored responses
 # Parts of the names of numbers that say how good a response is, the highest being the best.
-SCORE_NAMES = ["scor", "rating", "rate", "reward", "grade", "prob"]
+SCORE_NAME_PARTS = ["scor", "rating", "rate", "reward", "grade", "prob"]
 MARKS = {"true": True, "false": False}  # marks as the texts of a CSV file
 ROLES = {speaker: role for role, speaker in SPEAKERS.items()}
 # The last turn may follow a space instead of a blank line, as in DeepSpeed-Chat's own files.
@@ -146,35 +146,35 @@ def _make_pair(better: Record, worse: Record) -> Record:
 
 def _read_responses(row: Row, asked: Record | None, left_out: Dropped) -> list[Record]:
     responses = row.items("responses")
-    given = next((name for name in ("scores", "ranks") if name in row.values), None)
-    numbers = row.items(given) if given else range(len(responses))  # the best first: ranks
+    target = next((name for name in ("scores", "ranks") if name in row.values), None)
+    numbers = row.items(target) if target else range(len(responses))  # the best first: ranks
     if len(numbers) != len(responses):
-        raise row.build_error(f"{given} has {len(numbers)} values for {len(responses)} responses.")
+        raise row.build_error(f"{target} has {len(numbers)} values for {len(responses)} responses.")
     answered = []
     for response, number in zip(responses, numbers, strict=True):
         score = read_number(number)
         if is_blank(response) or score is None:
             left_out.drop(NOT_SCORED, row.place)
             continue
-        one = row._replace(values={**row.values, "chosen": response})
-        grade = score if given == "scores" else -score
-        read = _read_response(one, "chosen", asked)
-        answered.append(read._replace(grade=grade, place=row.place))
+        one_row = row._replace(values={**row.values, "chosen": response})
+        grade = score if target == "scores" else -score
+        record = _read_response(one_row, "chosen", asked)
+        answered.append(record._replace(grade=grade, place=row.place))
     if not responses:
         raise UnusableRowError("responses is empty")
     if len({each.chosen for each in answered}) < len(answered):
         raise UnusableRowError("responses has the same text twice")
     if len(answered) == 1:
-        return answered if given == "scores" else [answered[0]._replace(grade=None)]
+        return answered if target == "scores" else [answered[0]._replace(grade=None)]
     pairs = _compare_responses(answered, left_out)
-    return pairs if given == "scores" else [pair._replace(columns=None) for pair in pairs]
+    return pairs if target == "scores" else [pair._replace(columns=None) for pair in pairs]
 
 
 def _compare_responses(answered: Sequence[Record], left_out: Dropped) -> list[Record]:
     """Return the pairs of responses to one prompt whose grades differ; count the others."""
     pairs = []
-    for each, other in combinations(answered, 2):
-        worse, better = sorted((each, other), key=lambda record: record.grade or 0.0)
+    for one, other in combinations(answered, 2):
+        worse, better = sorted((one, other), key=lambda record: record.grade or 0.0)
         low, high = worse.grade or 0.0, better.grade or 0.0
         if low == high:
             left_out.drop(TIE, better.place)
@@ -193,7 +193,7 @@ def count_conflicts(row: Row, targets: Row, pair: Record, conflicts: Dropped) ->
     """Count what contradicts a pair in its ``row``: scores of its responses, or another prompt."""
     for name, value in row.values.items():
         other = name.replace("chosen", "rejected")
-        if other != name and any(part in name for part in SCORE_NAMES):
+        if other != name and any(part in name for part in SCORE_NAME_PARTS):
             better, worse = read_number(value), read_number(row.values.get(other))
             if better is not None and worse is not None and better < worse:
                 conflicts.drop(f"pairs whose {name} is below {other}", row.place)
@@ -201,10 +201,10 @@ def count_conflicts(row: Row, targets: Row, pair: Record, conflicts: Dropped) ->
     if is_blank(prompt) or not isinstance(chosen, list) or len(chosen) == 1:
         return
     is_text = isinstance(prompt, str)
-    asked = [prompt] if is_text else [each.text for each in targets.messages("prompt")]
+    asked = [prompt] if is_text else [message.text for message in targets.messages("prompt")]
     if any(normalize_text(str(text)) not in normalize_text(pair.prompt or "") for text in asked):
-        what = "rows whose prompt is not in the conversation of chosen, which is read instead"
-        conflicts.drop(what, row.place)
+        conflict = "rows whose prompt is not in the conversation of chosen, which is read instead"
+        conflicts.drop(conflict, row.place)
 
 
 def read_marks(records: list[Record]) -> list[Record]:
@@ -224,17 +224,17 @@ def pair_rivals(records: list[Record], left_out: Dropped) -> list[Record]:
     for record in records:
         if isinstance(record.grade, float):
             rivals[record.prompt].append(record)
-    found = []
+    paired = []
     for record in records:
-        same = rivals[record.prompt] if isinstance(record.grade, float) else []
-        if not same[1:]:
-            found.append(record)
-        elif record is same[0]:
+        same_prompt = rivals[record.prompt] if isinstance(record.grade, float) else []
+        if not same_prompt[1:]:
+            paired.append(record)
+        elif record is same_prompt[0]:
             names = record.columns or {}
-            for pair in _compare_responses(same, left_out):
+            for pair in _compare_responses(same_prompt, left_out):
                 kept = {name: (pair.columns or {})[name] for name in names}
-                found.append(pair._replace(columns=kept or None))
-    return found
+                paired.append(pair._replace(columns=kept or None))
+    return paired
 
 
 # ----------------------------------------------------------------- prompts and responses of one row
@@ -278,8 +278,8 @@ def _read_message_response(row: Row, column: str, asked: Record | None) -> Recor
     if asked.messages is None or not {"rejected", "responses"}.isdisjoint(row.values):
         rule = "which no pair, and no answer to a text prompt, may have"
         raise UnusableRowError(f"{column} has {', '.join(last.shown)}, {rule}")
-    said = tuple(each.without_weight() for each in asked.messages)
-    return asked._replace(chosen=f" {last.text}", turns=(*said, last))
+    messages = tuple(message.excluded_from_loss() for message in asked.messages)
+    return asked._replace(chosen=f" {last.text}", turns=(*messages, last))
 
 
 def _build_unlearned_error(answer: Message, column: str) -> UnusableRowError:
@@ -290,7 +290,7 @@ def _build_unlearned_error(answer: Message, column: str) -> UnusableRowError:
 def _read_conversation(row: Row, left_out: Dropped) -> Record:
     """Return a record of the last answer to learn, with all turns if they have more to learn.
 
-    Without such an answer, it is a prompt. A conversation that ends in no answer is counted.
+    Without an answer, it is a prompt; with one, a conversation with a later other turn is counted.
     """
     messages = row.messages("messages")
     learned = find_learned_turns(messages)
@@ -305,7 +305,7 @@ def _read_conversation(row: Row, left_out: Dropped) -> Record:
     if messages[-1].role != "assistant":
         left_out.drop(NOT_ANSWERED, row.place)
     turns = (*(asked.messages or ()), *messages[learned[-1] :])
-    has_more = last.shown or sum(each.role == "assistant" for each in turns) > 1
+    has_more = last.shown or sum(turn.role == "assistant" for turn in turns) > 1
     return asked._replace(chosen=f" {last.text}", turns=turns if has_more else ())
 
 
@@ -322,7 +322,7 @@ def _read_grade(row: Row) -> bool | float | None:
     score = read_number(value)
     if score is None:
         raise row.build_error(
-            f"the {name} is {value!r}; must be true, false or a number. {WAY_OUT}"
+            f"the {name} is {value!r}; must be true, false or a number. {SELECT_PART}"
         )
     return -score if name == "rank" else score
 
@@ -339,7 +339,7 @@ def _add_space(asked: Record, response: str) -> str:
 
 
 def _record_of_text_prompt(prompt: str, row: Row) -> Record:
-    """Return a record of a text prompt, which is split into messages if there is a system turn."""
+    """Return a record of a text prompt, which is split into messages if a system text exists."""
     if is_blank(row.values.get("system")):
         return Record(prompt=prompt)
     messages, begun = split_turns(prompt)
@@ -393,12 +393,12 @@ def _iterate_questions(root: dict[str, Any]) -> Iterator[dict[str, object]]:
         thread = [*before, {"role": role, "content": node.get("text")}]
         replies = node.get("replies")
         replies = replies if isinstance(replies, list) else []
-        answers = [each for each in replies if isinstance(each, dict)]
-        waiting += [(each, thread) for each in reversed(answers)]
-        ranked = [each for each in answers if each.get("rank") is not None]
+        answers = [reply for reply in replies if isinstance(reply, dict)]
+        waiting += [(reply, thread) for reply in reversed(answers)]
+        ranked = [reply for reply in answers if reply.get("rank") is not None]
         if role == "user" and len(ranked) > 1:
-            texts, ranks = ([each.get(key) for each in ranked] for key in ("text", "rank"))
+            texts, ranks = ([reply.get(key) for reply in ranked] for key in ("text", "rank"))
             yield {"prompt": thread, "responses": texts, "ranks": ranks}
-        for each in answers if role == "user" else []:
-            if len(ranked) == 1 or each.get("rank") is None:
-                yield {"prompt": thread, "chosen": each.get("text")}
+        for reply in answers if role == "user" else []:
+            if len(ranked) == 1 or reply.get("rank") is None:
+                yield {"prompt": thread, "chosen": reply.get("text")}

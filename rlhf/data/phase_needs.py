@@ -35,16 +35,16 @@ class PhaseExamples(NamedTuple):
     @property
     def skipped_text(self) -> str:
         """Return the numbers of skipped examples with their reasons, as text."""
-        return ", ".join(f"{count} {why}" for why, count in self.left_out.items() if count)
+        return ", ".join(f"{count} {reason}" for reason, count in self.left_out.items() if count)
 
 
-def describe_phase_examples(phase: Phase, found: PhaseExamples) -> str:
+def describe_phase_examples(phase: Phase, examples: PhaseExamples) -> str:
     """Return one line for the terminal: the numbers of examples that a phase uses and skips."""
-    text = f"{phase}: {found.train} examples to train on, {found.eval} held out"
-    return f"{text}; skipped: {found.skipped_text}" if found.skipped_text else text
+    text = f"{phase}: {examples.train} examples to train on, {examples.eval} held out"
+    return f"{text}; skipped: {examples.skipped_text}" if examples.skipped_text else text
 
 
-def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) -> None:
+def require_examples(config: RunConfig, examples: Mapping[Phase, PhaseExamples]) -> None:
     """Check that each phase has at least one batch to train on, and one held-out example.
 
     Raises:
@@ -52,10 +52,8 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
         ConfigError: if checkpoint.stop_after is past the last step, or keys of PPO require more
             steps than its examples allow.
     """
-    needed = {phase: examples_per_step(config, phase) for phase in found}
-    short = {
-        phase: each for phase, each in found.items() if each.train < needed[phase] or not each.eval
-    }
+    needed = {phase: examples_per_step(config, phase) for phase in examples}
+    short = {p: each for p, each in examples.items() if each.train < needed[p] or not each.eval}
     if short:
         rollout = config.ppo.rollout_batch_size
         counts = "; ".join(
@@ -67,37 +65,37 @@ def require_examples(config: RunConfig, found: Mapping[Phase, PhaseExamples]) ->
             for phase, each in short.items()
         ]
         has_scores = any(each.left_out.get(SCORED) for each in short.values())
-        known = [size for size in sizes if size is not None]
-        fix = f"Use {' '.join(known)}, or give" if len(known) == len(sizes) else "Give"
+        known_sizes = [size for size in sizes if size is not None]
+        fix = f"Use {' '.join(known_sizes)}, or give" if len(known_sizes) == len(sizes) else "Give"
         raise DataError(
             f"data: {counts}. {fix} more data, a larger share of data.split, or higher token "
             f"limits if many examples were skipped{AS_MARKS * has_scores}"
         )
-    if Phase.dpo in found and not found[Phase.dpo].answered:
+    if Phase.dpo in examples and not examples[Phase.dpo].answered:
         raise DataError(
             "data: the dpo phase has no held-out prompt to answer that fits "
             f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}; raise that limit"
         )
     stop = (config.checkpoint.stop_after or "").partition("/")
-    for phase in found:
-        steps = num_phase_steps(config, phase, examples=found[phase].train)
+    for phase in examples:
+        steps = num_phase_steps(config, phase, examples=examples[phase].train)
         if phase == stop[0] and int(stop[2]) > steps:
             raise ConfigError(
                 f"checkpoint.stop_after={phase}/{stop[2]}: the {phase} phase has {steps} steps; "
                 f"use {phase}/{steps} or less, or checkpoint.stop_after=null"
             )
-    if Phase.ppo in found:
-        steps = num_phase_steps(config, Phase.ppo, examples=found[Phase.ppo].train)
+    if Phase.ppo in examples:
+        steps = num_phase_steps(config, Phase.ppo, examples=examples[Phase.ppo].train)
         check_ppo(replace(config.ppo, steps=steps))
 
 
-def _describe_shortage(phase: Phase, found: PhaseExamples, *, needed: int, rollout: int) -> str:
+def _describe_shortage(phase: Phase, examples: PhaseExamples, *, needed: int, rollout: int) -> str:
     """Return the numbers of examples that a phase has and needs; ``rollout``: PPO's batch size."""
     size = f"{phase}.batch_size={needed}"
     if phase is Phase.ppo:
         size = f"ppo.rollout_batch_size={rollout}"
-    skipped = f" ({found.skipped_text})" if found.skipped_text else ""
+    skipped = f" ({examples.skipped_text})" if examples.skipped_text else ""
     return (
-        f"the {phase} phase has {found.train} examples to train on and {found.eval} held out"
+        f"the {phase} phase has {examples.train} examples to train on and {examples.eval} held out"
         f"{skipped}, but {size} needs at least {needed}, and 1 held out"
     )

@@ -57,14 +57,14 @@ def render_plain_observation(role: str, text: str) -> str:
 
 def record_of_observation(role: str, text: str) -> Record:
     """Return a record whose prompt is the first observation of an environment."""
-    said = Message("user", text if role == "user" else f"{OBSERVERS[role]}: {text}")
-    return Record(render_plain_observation(role, text), messages=(said,))
+    message = Message("user", text if role == "user" else f"{OBSERVERS[role]}: {text}")
+    return Record(render_plain_observation(role, text), messages=(message,))
 
 
 def all_end_in_assistant(prompts: Iterable[str]) -> bool:
     """Return True if there is a prompt and every prompt ends in "Assistant:"."""
-    found = (prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts)
-    return next(found, False) and all(found)
+    are_ends = (prompt.rstrip().endswith(ASSISTANT_TURN) for prompt in prompts)
+    return next(are_ends, False) and all(are_ends)
 
 
 class UnusableTemplateError(DataError):
@@ -95,8 +95,8 @@ class PlainTurns:
         hidden += ["a turn of a tool" for message in messages if message.role == "tool"]
         hidden += ["tools"] if asked.tools else []
         if hidden:
-            what = ", ".join(dict.fromkeys(hidden))
-            raise UnusableTemplateError(f"plain turns cannot show {what}", asked, Template.plain)
+            names = ", ".join(dict.fromkeys(hidden))
+            raise UnusableTemplateError(f"plain turns cannot show {names}", asked, Template.plain)
         return render_prompt(asked.messages) if asked.text is None else asked.text
 
     def render_piece(self, asked: Asked, answer: Message) -> TextPiece:

@@ -21,14 +21,14 @@ def quote(name: str) -> str:
 
 
 def split_side(name: str) -> tuple[tuple[str, ...], str]:
-    """Return the words of a name, and the letter, number or side in it, such as a, 1 or left."""
+    """Return a name's words without its side, and the side: a letter, number or word."""
     words, lists = find_words(name), word_lists()
-    sides = [each for each in words if each.isdigit() or each in lists["first"] | lists["second"]]
-    return tuple(each for each in words if each not in sides), sides[-1] if sides else ""
+    sides = [word for word in words if word.isdigit() or word in lists["first"] | lists["second"]]
+    return tuple(word for word in words if word not in sides), sides[-1] if sides else ""
 
 
 def find_families(names: Iterable[str]) -> list[list[str]]:
-    """Return names that differ only in their sides, in order, such as response_a and response_b."""
+    """Return lists of names that differ only in their sides, such as response_a and response_b."""
     families: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for name in names:
         stem, side = split_side(name)
@@ -47,7 +47,7 @@ def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[l
 
     The tests are for: the first is better, the second is better, and a tie if the column has one.
     """
-    found = []
+    choices = []
     for name, values in columns.items() if len(rivals) == len(PAIR) else ():
         sides = {value: _find_side(value, rivals) for value in values.different}
         tests: dict[int, str] = {
@@ -58,8 +58,8 @@ def find_choices(columns: Mapping[str, Values], rivals: Sequence[str]) -> list[l
             if side is not None
         }
         if {0, 1} <= tests.keys() and len(tests) == len(sides):
-            found.append([tests[side] for side in sorted(tests)])
-    return found
+            choices.append([tests[side] for side in sorted(tests)])
+    return choices
 
 
 def _find_side(value: str | float, rivals: Sequence[str]) -> int | None:
@@ -97,11 +97,11 @@ def propose(
     compared |= {*good, *bad} if is_pair else set()
     prose = [n for n in texts if columns[n].is_prose and n not in compared]
     asked = [usual[name] for name in asking if name in usual]
-    found = next(iter(asked or prose or (texts if len(texts) == 1 else [])), "QUESTION")
-    is_rendered = ASSISTANT_TURN in str(typical.get(found))
-    prompt = {"prompt": quote(found) if is_rendered else f"human({quote(found)})"}
-    if talk := next((name for name in lists if name not in compared), None):
-        prompt = {"prompt": quote(talk)}
+    question = next(iter(asked or prose or (texts if len(texts) == 1 else [])), "QUESTION")
+    is_rendered = ASSISTANT_TURN in str(typical.get(question))
+    prompt = {"prompt": quote(question) if is_rendered else f"human({quote(question)})"}
+    if conversation := next((name for name in lists if name not in compared), None):
+        prompt = {"prompt": quote(conversation)}
     elif compared & set(lists):
         prompt = {}
     grade = {"grade": columns[marks[0]].as_grade(quote(marks[0]))} if len(marks) == 1 else {}
@@ -109,10 +109,10 @@ def propose(
         return prompt | {"chosen": quote(good[0]), "rejected": quote(bad[0])}
     if families:
         return prompt | _propose_comparison(families[0], columns)
-    if talk:
-        return {"messages": quote(talk)} | grade
+    if conversation:
+        return {"messages": quote(conversation)} | grade
     answer = [usual[name] for name in answering if name in usual][:1]
-    answer = answer or [name for name in prose if name != found and name not in asked]
+    answer = answer or [name for name in prose if name != question and name not in asked]
     if len(answer) != 1:
         return prompt | {"chosen": CHOOSE}
     return prompt | {"chosen": quote(answer[0])} | grade

@@ -72,9 +72,9 @@ from rlhf.data.unread import Values
 from rlhf.data.written_lists import read_written_messages
 from rlhf.options import DataConfig
 
-LARGE = 2**25  # bytes of text; the records of smaller data are kept in lists
+LARGE_BYTES = 2**25  # of text; the records of smaller data are kept in lists
 MOST_PROCESSES = 8
-WAITING = 2  # maximum chunks per process that are read but whose records are not yet stored
+MOST_WAITING = 2  # chunks per process that are read but whose records are not yet stored
 T = TypeVar("T")
 
 
@@ -87,7 +87,7 @@ class _Settings(NamedTuple):
     folder: Path
     """The folder for the records of large files."""
     rules: Layout | None = None
-    """The layout that data.sets gives; None: rows are detected."""
+    """The layout that data.sets gives; None: it is detected from the rows."""
     command: str = ""
     """The overrides that read the data set by the expressions COLUMNS."""
 
@@ -155,7 +155,7 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         for name, dataset in config.sets.items()
         if dataset.columns is not None
     }
-    read = []
+    raw_datasets = []
     for name, dataset in config.sets.items():
         tables = find_tables(dataset, config.source, key=f"data.sets.{name}.path")
         wanted = {
@@ -167,8 +167,8 @@ def _read_blended_datasets(config: DataConfig, settings: _Settings) -> list[RawD
         command = _build_command(config.source, name, dataset)
         changed = settings._replace(keep=wanted, rules=rules.get(name), command=command)
         raw = _convert_dataset(name, tables, changed)
-        read.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
-    return read
+        raw_datasets.append(raw._replace(weight=dataset.weight, phases=dataset.phases))
+    return raw_datasets
 
 
 def describe_dataset(dataset: RawDataset) -> str:
@@ -180,8 +180,8 @@ def describe_dataset(dataset: RawDataset) -> str:
     without = ""
     for part in ("chosen", "rejected"):
         count = int((counts["has_prompt"] & ~counts[f"has_{part}"]).sum())
-        what = part if has_pairs else "a response"
-        without += f", {count:,} without {what}" if 0 < count < len(counts) else ""
+        part_name = part if has_pairs else "a response"
+        without += f", {count:,} without {part_name}" if 0 < count < len(counts) else ""
     reverses = sum(1 for _ in find_reversed_pairs(chain(*sides))) if has_pairs else 0
     without += f", {reverses:,} the reverse of an earlier one" if reverses else ""
     examples = f"{len(counts):,} examples{own_eval}{without}"
@@ -225,77 +225,77 @@ def _list_data_paths(value: object, *, key: str) -> list[str]:
 def _load_dataset(
     path: str, eval_path: str | None, config: DataConfig, settings: _Settings
 ) -> RawDataset:
-    given = DatasetConfig(
+    dataset = DatasetConfig(
         path=path,
         subset=config.subset,
         revision=config.revision,
         train_split=config.train_split,
         eval_split=config.eval_split,
     )
-    tables = find_tables(given, config.source, key="data.path")
+    tables = find_tables(dataset, config.source, key="data.path")
     if eval_path is not None:
         if tables.eval:
             raise DataError(
                 f"data.eval_path={eval_path}: data.path={path} already has held-out rows "
                 f"({tables.eval[0].place}); set data.eval_path=null, or remove those rows."
             )
-        held_out = replace(given, path=eval_path)
+        held_out = replace(dataset, path=eval_path)
         others = find_tables(held_out, config.source, key="data.eval_path")
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
-    command = _build_command(config.source, "mine", given)
+    command = _build_command(config.source, "mine", dataset)
     return _convert_dataset(path, tables, settings._replace(command=command))
 
 
 def _build_command(source: Source, name: str, dataset: DatasetConfig) -> str:
     """Return the overrides that read ``dataset`` by the expressions COLUMNS."""
-    given = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
-    usual = {"columns": None, "weight": 1.0, "train_split": "train"}
-    said = [
+    value_of_key = {field.name: getattr(dataset, field.name) for field in fields(dataset)}
+    defaults = {"columns": None, "weight": 1.0, "train_split": "train"}
+    entries = [
         f"{key}: {quote_for_hydra(str(value))}"
-        for key, value in given.items()
-        if value is not None and value != usual.get(key) and not isinstance(value, list)
+        for key, value in value_of_key.items()
+        if value is not None and value != defaults.get(key) and not isinstance(value, list)
     ]
-    said += [f"phases: [{','.join(dataset.phases)}]"] if dataset.phases else []
+    entries += [f"phases: [{','.join(dataset.phases)}]"] if dataset.phases else []
     words = f"data={source} data.path=null"
-    return f"{words} data.sets.{name}={{{', '.join(said)}, columns: COLUMNS}}"
+    return f"{words} data.sets.{name}={{{', '.join(entries)}, columns: COLUMNS}}"
 
 
 def _convert_dataset(name: str, tables: Tables, settings: _Settings) -> RawDataset:
     tables = divide_tables_by_column(tables)
     sides = [side for side in (tables.train, tables.eval) if side]
-    found = [_convert_tables(side, settings) for side in sides]
-    both = join_counts(found)
+    converted = [_convert_tables(side, settings) for side in sides]
+    joined = join_counts(converted)
     return RawDataset(
         name,
-        found[0].records,
-        found[1].records if tables.eval else None,
-        both.layout,
-        both.left_out,
-        read=both.read,
-        unread=tuple(both.unread),
+        converted[0].records,
+        converted[1].records if tables.eval else None,
+        joined.layout,
+        joined.left_out,
+        read=joined.read,
+        unread=tuple(joined.unread),
         sides=tables.sides,
-        varied={name: str(values) for name, values in both.unread.items() if values.varies},
-        conflicts=both.conflicts,
+        varied={name: str(values) for name, values in joined.unread.items() if values.varies},
+        conflicts=joined.conflicts,
     )
 
 
 def _convert_tables(tables: list[Table], settings: _Settings) -> Converted:
     """Return the usable records of ``tables``, with the counts and columns of all their rows."""
-    is_large = sum(table.bytes for table in tables) > LARGE
-    found = store_tables(tables, settings) if is_large else None
-    if found is None:
+    is_large = sum(table.bytes for table in tables) > LARGE_BYTES
+    converted = store_tables(tables, settings) if is_large else None
+    if converted is None:
         keep, rules, command = settings.keep, settings.rules, settings.command
         parts = [
             convert_rows(rows_of(each), source=each.place, keep=keep, rules=rules, command=command)
             for each in tables
         ]
         records = [record for part in parts for record in part.records]
-        found = settings.prepare(join_counts(parts)._replace(records=records))
-    if not len(found.records):
+        converted = settings.prepare(join_counts(parts)._replace(records=records))
+    if not len(converted.records):
         places = ", ".join(table.place for table in tables)
-        reasons = _describe_dropped_rows(found.left_out)
+        reasons = _describe_dropped_rows(converted.left_out)
         raise DataError(f"{places}: no row can be used: {reasons}.")
-    return found
+    return converted
 
 
 class NotAloneError(Exception):
@@ -335,9 +335,9 @@ def store_tables(tables: Sequence[Table], settings: _Settings) -> Converted | No
             records = select_all(Store(convert_chunks(), file))
     except NotAloneError:
         return None
-    found = join_counts(counts)._replace(records=records)
-    is_doubtful = any(find_doubt(layout, found.unread)[0] for layout in layouts)
-    return None if is_doubtful else found
+    joined = join_counts(counts)._replace(records=records)
+    is_doubtful = any(find_doubt(layout, joined.unread)[0] for layout in layouts)
+    return None if is_doubtful else joined
 
 
 def join_counts(parts: Sequence[Converted]) -> Converted:
@@ -398,11 +398,11 @@ def _convert_chunk(
         rows = read_written_messages(rows)
         if not _is_alike(find_first_values(rows), first):
             raise NotAloneError
-        found = layout.convert(rows, source=place, keep=settings.keep)
-        if any(isinstance(each.grade, float) for each in found.records):
+        converted = layout.convert(rows, source=place, keep=settings.keep)
+        if any(isinstance(record.grade, float) for record in converted.records):
             raise NotAloneError  # a score may have rivals in other chunks
-        found = settings.prepare(found)
-        return pack_records(found.records), found._replace(records=[])
+        converted = settings.prepare(converted)
+        return pack_records(converted.records), converted._replace(records=[])
     except (DataError, TypeError) as error:
         raise NotAloneError from error
 
@@ -442,7 +442,7 @@ def run_in_order(tasks: Iterable[Callable[[], T]], processes: int) -> Iterator[T
     try:
         for future in _submit_all(tasks, pool):
             waiting.append(future)
-            if len(waiting) > WAITING * processes:
+            if len(waiting) > MOST_WAITING * processes:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

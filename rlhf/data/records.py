@@ -37,7 +37,7 @@ WEIGHTS = ("weight", "loss_weight", "train")  # keys whose value 0 excludes a me
 THOUGHTS, CALLS = ("reasoning_content", "thinking"), "tool_calls"
 TEMPLATE_KEYS = (*THOUGHTS, CALLS, "tool_call_id", "name")  # keys that templates read
 MESSAGE_KEYS = frozenset({*TEXT_OF, *TEXT_OF.values(), *WEIGHTS, *TEMPLATE_KEYS})
-WAY_OUT = "data.sets.NAME.columns can select a part of it (docs/data.md)."
+SELECT_PART = "data.sets.NAME.columns can select a part of it (docs/data.md)."
 SCORED = "response with a score, not a mark"  # the reason for which SFT skips a response
 TEXT_FIELDS = ("prompt", "chosen", "rejected", "text")
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
@@ -46,7 +46,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 
 V = TypeVar("V")
 Place = tuple[str, int]  # a file (or hub dataset), and the number of a row in it, from 1
-FIRST_PLACES = 5  # places that are kept of the rows that are dropped for one reason
+MOST_PLACES = 5  # first places that are kept of the rows dropped for one reason
 
 
 class Dropped(Counter[str]):
@@ -68,8 +68,8 @@ class Dropped(Counter[str]):
     def drop_all(self, reason: str, count: int, places: Sequence[Place]) -> None:
         """Count ``count`` rows, the first of which are at ``places``."""
         self[reason] += count
-        known = self.places.setdefault(reason, [])
-        known += places[: FIRST_PLACES - len(known)]
+        kept = self.places.setdefault(reason, [])
+        kept += places[: MOST_PLACES - len(kept)]
 
 
 def join_dropped(parts: Iterable[Dropped]) -> Dropped:
@@ -83,8 +83,8 @@ def join_dropped(parts: Iterable[Dropped]) -> Dropped:
 
 def describe_first_place(places: Sequence[Place | None] | None) -> str:
     """Return text that names the first of ``places``, to end a reason; "" if there is no place."""
-    first = places[0] if places else None
-    return f" (first: {first[0]}, row {first[1]})" if first else ""
+    place = places[0] if places else None
+    return f" (first: {place[0]}, row {place[1]})" if place else ""
 
 
 class Message(NamedTuple):
@@ -117,7 +117,7 @@ class Message(NamedTuple):
         calls = self.shown.get(CALLS)
         return json.dumps(calls, ensure_ascii=False) if calls and not self.content else self.content
 
-    def without_weight(self) -> Message:
+    def excluded_from_loss(self) -> Message:
         """Return the message, excluded from what SFT learns."""
         return self._replace(more={**(self.more or {}), "weight": 0})
 
@@ -164,8 +164,8 @@ class Record(NamedTuple):
     @property
     def num_answers(self) -> int:
         """Return the number of answers in the conversation, the prompt's included."""
-        said = self.turns or self.messages or ()
-        earlier = sum(message.role == "assistant" for message in said)
+        messages = self.turns or self.messages or ()
+        earlier = sum(message.role == "assistant" for message in messages)
         return earlier + (self.chosen is not None and not self.turns)
 
     @property
@@ -190,19 +190,19 @@ def find_learned_turns(turns: Sequence[Message]) -> list[int]:
 
 
 def learn_last_answer(record: Record) -> Record:
-    """Return the record with only the last of its learned answers to learn."""
+    """Return the record with all learned answers but the last excluded from the loss."""
     *earlier, _ = find_learned_turns(record.turns) or [0]
     turns = list(record.turns)
     for index in earlier:
-        turns[index] = turns[index].without_weight()
+        turns[index] = turns[index].excluded_from_loss()
     return record._replace(turns=tuple(turns)) if earlier else record
 
 
 def render_prompt(messages: Sequence[Message]) -> str:
     """Return the messages as text that ends where the answer begins; skip blank messages."""
     speakers = {**SPEAKERS, "tool": TOOL_SPEAKER}
-    said = [(speakers[each.role], each.text) for each in messages if each.text.strip()]
-    return "".join(f"\n\n{name}: {text}" for name, text in said) + ASSISTANT_TURN
+    spoken = [(speakers[each.role], each.text) for each in messages if each.text.strip()]
+    return "".join(f"\n\n{name}: {text}" for name, text in spoken) + ASSISTANT_TURN
 
 
 def seeds_of_records(records: Sequence[Record]) -> list[int] | None:
@@ -229,7 +229,7 @@ class RawDataset(NamedTuple):
     unread: tuple[str, ...] = ()
     """Columns and keys of messages that hold values and are not read."""
     sides: str = ""
-    """Text on which files or rows are trained on and held out; "" if nothing selects them."""
+    """Text that names the files or rows to train on and to hold out; "" if nothing selects them."""
     varied: Mapping[str, str] = {}
     """Unread columns whose values differ, and the first different values."""
     conflicts: Dropped = Dropped()
@@ -310,7 +310,7 @@ class Row(NamedTuple):
     def _build_odd_row(self, place: str, problem: str, rule: str = "must be text") -> OddRowError:
         """Return the error for a row with a malformed value at ``place``, such as messages[1]."""
         kind = re.sub(r"\[\d+\]", "[]", place)
-        fault = self.build_error(f"{place} {problem}; {rule}. {WAY_OUT}")
+        fault = self.build_error(f"{place} {problem}; {rule}. {SELECT_PART}")
         return OddRowError(f"{kind} {problem}", fault)
 
     def _read_value(self, column: str, wanted: type[V], rule: str) -> V:
@@ -321,7 +321,7 @@ class Row(NamedTuple):
             is_nested = isinstance(value, list | dict)
             raise self.build_error(
                 f"column '{column}' holds a value of type {type(value).__name__}; "
-                f"must be {rule} or null.{f' {WAY_OUT}' if is_nested else ''}"
+                f"must be {rule} or null.{f' {SELECT_PART}' if is_nested else ''}"
             )
         return value
 
@@ -355,21 +355,21 @@ class Row(NamedTuple):
 
     def _read_more(self, item: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Return what ``Message.more`` stores; raise DataError for a weight other than 0 and 1."""
-        more = {key: item[key] for key in TEMPLATE_KEYS if item.get(key)}
+        kept = {key: item[key] for key in TEMPLATE_KEYS if item.get(key)}
         weights = {key: item[key] for key in WEIGHTS if item.get(key) is not None}
         for key, weight in weights.items():
             if weight not in (0, 1):
                 raise self.build_error(
                     f"{place} has {key}={weight!r}; must be 0 (skip) or 1 (learn)."
                 )
-        return more | ({"weight": 0} if 0 in weights.values() else {})
+        return kept | ({"weight": 0} if 0 in weights.values() else {})
 
     def _join_parts(self, parts: list[Any], place: str) -> str:
         """Return the text of a content that is a list of parts; raise OddRowError for an image."""
         texts = []
         for part in parts:
-            found = part if isinstance(part, dict) else {"type": "text", "text": part}
-            kind, text = found.get("type"), found.get("text") or found.get("value") or ""
+            typed = part if isinstance(part, dict) else {"type": "text", "text": part}
+            kind, text = typed.get("type"), typed.get("text") or typed.get("value") or ""
             if kind != "text" or not isinstance(text, str):
                 raise self._build_odd_row(place, f"has a part of type {kind}")
             texts.append(text)
@@ -427,7 +427,7 @@ def _clean_record(record: Record) -> Record:
 def _clean_messages(messages: tuple[Message, ...] | None) -> tuple[Message, ...] | None:
     if not messages:
         return messages
-    return tuple(each._replace(content=clean_text(each.content)) for each in messages)
+    return tuple(message._replace(content=clean_text(message.content)) for message in messages)
 
 
 def _find_unusable_reason(record: Record) -> str | None:
@@ -462,7 +462,7 @@ def prompt_key(record: Record) -> bytes:
 def example_key(record: Record) -> bytes:
     """Return a hash of texts, thoughts, tools and grade: repeated examples have equal hashes."""
     hidden = [str(turn.shown) for turn in record.turns if turn.shown]
-    hidden += [str(each) for each in (record.tools, record.grade) if each is not None]
+    hidden += [str(value) for value in (record.tools, record.grade) if value is not None]
     return fingerprint(*record.texts, *hidden)
 
 
@@ -471,10 +471,10 @@ def find_reversed_pairs(records: Iterable[Record]) -> Iterator[tuple[int, int]]:
 
     Differences in white space and case are ignored, as in ``example_key``.
     """
-    first: dict[bytes, int] = {}
+    index_of_pair: dict[bytes, int] = {}
     for index, record in enumerate(records):
         if record.prompt is not None and record.chosen and record.rejected:
             prompt, better, worse, _ = record.texts
-            if (earlier := first.get(fingerprint(prompt, worse, better))) is not None:
+            if (earlier := index_of_pair.get(fingerprint(prompt, worse, better))) is not None:
                 yield earlier, index
-            first.setdefault(fingerprint(prompt, better, worse), index)
+            index_of_pair.setdefault(fingerprint(prompt, better, worse), index)

@@ -23,7 +23,7 @@ from rlhf.data.stored import Numbers, facts_of, join, number_groups, take
 
 Bin = int  # 2 * index of the phase, and 1 more if held out
 BINS: Sequence[Bin] = range(2 * len(SPLIT_PHASES))
-NO_BIN, REMOVED = -1, -2
+NO_BIN, REMOVED = -1, -2  # stored instead of a bin
 
 
 class PhaseData(NamedTuple):
@@ -77,20 +77,20 @@ def divide_over_phases(
     Raises:
         DataError: if a phase with a positive share gets no training or no held-out records.
     """
-    sides = [side for each in datasets for side in (each.train, each.eval or [])]
+    sides = [side for dataset in datasets for side in (dataset.train, dataset.eval or [])]
     ends = np.cumsum([0, *map(len, sides)])
     numbers = number_groups(np.concatenate([facts_of(side, "prompt_key") for side in sides]))
-    parts_of_groups = [numbers[start:end] for start, end in pairwise(ends)]
-    groups = list(zip(parts_of_groups[::2], parts_of_groups[1::2], strict=True))
+    groups_of_sides = [numbers[start:end] for start, end in pairwise(ends)]
+    groups = list(zip(groups_of_sides[::2], groups_of_sides[1::2], strict=True))
     bins = np.full(int(numbers.max(initial=-1)) + 1, NO_BIN, np.int8)  # of each group
     shares = [_phase_shares(dataset, split) for dataset in datasets]
     # Datasets of few phases are divided first: their prompts keep the phase in later datasets.
     order = sorted(range(len(datasets)), key=lambda i: sum(share > 0 for share in shares[i]))
-    found = {
+    places_of_dataset = {
         i: _divide_dataset(datasets[i], groups[i], shares[i], eval_share, seed, bins) for i in order
     }
     is_held_out = np.zeros(len(bins), bool)
-    for i, places in found.items():
+    for i, places in places_of_dataset.items():
         train_groups, eval_groups = groups[i]
         eval_source = train_groups if datasets[i].eval is None else eval_groups
         for part in places:
@@ -98,7 +98,7 @@ def divide_over_phases(
     divided: dict[Phase, list[PhaseData]] = {}
     for index, phase in enumerate(SPLIT_PHASES):
         parts = [
-            _drop_held_out_prompts(found[i][index], is_held_out[groups[i][0]])
+            _drop_held_out_prompts(places_of_dataset[i][index], is_held_out[groups[i][0]])
             for i in range(len(datasets))
         ]
         has_examples = any(share[index] > 0 for share in shares)
@@ -157,21 +157,21 @@ def describe_division(
     """
     held_out = {phase: round(scale * len(part.eval)) for phase, part in parts.items()}
     sizes = {phase: round(scale * len(p.train)) + held_out[phase] for phase, p in parts.items()}
-    own = [phase.phase_in_split for phase in phases]
+    split_phases = [phase.phase_in_split for phase in phases]
     used = (
         f"{phase} {sizes[share]:,} ({held_out[share]:,} held out)"
-        for phase, share in zip(phases, own, strict=True)
+        for phase, share in zip(phases, split_phases, strict=True)
     )
     total = round(scale * sum(len(part.train) + len(part.eval) for part in parts.values()))
     about = "about " if scale > 1 else ""
     line = f"data: {about}{total:,} examples: {', '.join(used)}"
-    others = [phase for phase in sizes if sizes[phase] and phase not in own]
+    others = [phase for phase in sizes if sizes[phase] and phase not in split_phases]
     if not others:
         return line
     line += f"; set aside for {', '.join(others)}: {sum(sizes[phase] for phase in others):,}"
     if len(phases) > 1:  # data.sets or from_run set the other examples aside, not data.split
         return line
-    everything = ",".join(str(int(phase in own)) for phase in SPLIT_PHASES)
+    everything = ",".join(str(int(phase in split_phases)) for phase in SPLIT_PHASES)
     return f"{line} (data.split=[{everything}] uses all)"
 
 
@@ -247,20 +247,20 @@ def _divide_dataset(
         size_by_bin = dict(enumerate(size for pair in sides for size in pair))
     filled, removed = _fill_bins(groups[0], size_by_bin, bins, shares=shares, rng=rng)
     if dataset.eval is not None:
-        own = apportion(len(dataset.eval), shares)
-        size_by_bin = {2 * phase + 1: size for phase, size in enumerate(own)}
-        held_out, more = _fill_bins(groups[1], size_by_bin, bins, shares=shares, rng=rng)
-        filled, removed = filled | held_out, removed + more
-    first = next(phase for phase, share in enumerate(shares) if share > 0)
+        eval_sizes = apportion(len(dataset.eval), shares)
+        size_by_bin = {2 * phase + 1: size for phase, size in enumerate(eval_sizes)}
+        held_out, more_removed = _fill_bins(groups[1], size_by_bin, bins, shares=shares, rng=rng)
+        filled, removed = filled | held_out, removed + more_removed
+    first_phase = next(phase for phase, share in enumerate(shares) if share > 0)
     return [
-        _Places(filled[2 * phase], filled[2 * phase + 1], removed if phase == first else 0)
+        _Places(filled[2 * phase], filled[2 * phase + 1], removed if phase == first_phase else 0)
         for phase in range(len(SPLIT_PHASES))
     ]
 
 
 def _train_and_eval_sizes(size: int, eval_share: float) -> tuple[int, int]:
-    _, wanted = apportion(size, [1 - eval_share, eval_share])
-    held_out = min(max(wanted, 1), size - 1) if size else 0
+    _, eval_size = apportion(size, [1 - eval_share, eval_share])
+    held_out = min(max(eval_size, 1), size - 1) if size else 0
     return size - held_out, held_out
 
 
@@ -335,12 +335,12 @@ def _choose_bins(groups: Numbers, filled: dict[Bin, int], sizes: dict[Bin, int])
     num_bins = sum(size > 0 for size in sizes.values())
     falling, chosen, done = -groups, np.empty(len(groups), np.int64), 0
     while done < len(groups):
-        size, left = int(groups[done]), len(groups) - done
+        size, groups_left = int(groups[done]), len(groups) - done
         same = int(np.searchsorted(falling, -size, side="right")) - done
         # While more groups are left than there are bins, no bin has to be filled by the next group.
-        run = _fill_evenly(size, min(same, left - num_bins), filled, sizes)
+        run = _fill_evenly(size, min(same, groups_left - num_bins), filled, sizes)
         if not len(run):
-            run = np.array([_choose_bin(size, filled, sizes=sizes, groups_left=left)])
+            run = np.array([_choose_bin(size, filled, sizes=sizes, groups_left=groups_left)])
             filled[run[0]] += size
         chosen[done : done + len(run)] = run
         done += len(run)
@@ -350,8 +350,8 @@ def _choose_bins(groups: Numbers, filled: dict[Bin, int], sizes: dict[Bin, int])
 def _fill_evenly(group: int, most: int, filled: dict[Bin, int], sizes: dict[Bin, int]) -> Numbers:
     """Return the bins of up to ``most`` groups of one size that fit; add them to ``filled``.
 
-    The room of a bin decreases with each of its groups. To take the emptiest bin again and again
-    is therefore to sort the rooms that all bins will have.
+    The room of a bin decreases with each of its groups. Taking the emptiest bin repeatedly is
+    therefore the same as sorting the rooms that all bins will have.
     """
     rooms = {
         bin_: np.arange(size - filled[bin_], group - 1, -group)[: max(most, 0)]
@@ -371,13 +371,13 @@ def _choose_bin(
     group: int, filled: dict[Bin, int], *, sizes: dict[Bin, int], groups_left: int
 ) -> Bin:
     """Return the emptiest bin with room for ``group`` records; if none has, the emptiest bin."""
-    wanted = [bin_ for bin_, size in sizes.items() if size]
-    empty = [bin_ for bin_ in wanted if not filled[bin_]]
+    candidates = [bin_ for bin_, size in sizes.items() if size]
+    empty = [bin_ for bin_ in candidates if not filled[bin_]]
     if groups_left <= len(empty):  # each remaining group must fill an empty bin
-        wanted = empty
-    room = {bin_: sizes[bin_] - filled[bin_] for bin_ in wanted}
-    fitting = [bin_ for bin_ in wanted if group <= room[bin_]]
-    return max(fitting or wanted, key=lambda bin_: (room[bin_] / sizes[bin_], room[bin_]))
+        candidates = empty
+    room = {bin_: sizes[bin_] - filled[bin_] for bin_ in candidates}
+    fitting = [bin_ for bin_ in candidates if group <= room[bin_]]
+    return max(fitting or candidates, key=lambda bin_: (room[bin_] / sizes[bin_], room[bin_]))
 
 
 def _too_small_message(
@@ -388,7 +388,7 @@ def _too_small_message(
     held_out = sum(len(dataset.eval or ()) for dataset in datasets)
     own_eval = f" and {held_out} held-out ones" if held_out else ""
     removed = sum(part.removed for part in parts)
-    gone = f" ({removed} removed, as their prompts are held out)" if removed else ""
+    gone = f" ({removed} removed: prompts held out, or of another phase)" if removed else ""
     return (
         f"{what} {sum(len(dataset.train) for dataset in datasets)} examples{own_eval}. Divided by "
         f"data.split={split}, the {phase} phase gets {sum(len(p.train) for p in parts)} to train "

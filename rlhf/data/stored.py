@@ -1,4 +1,4 @@
-"""Sequences of records that are no lists: selections of records in files or lists.
+"""Store records in files; select records from such stores and from lists.
 
 A list of two million records needs over 3 GB. ``Store`` keeps records as JSON in a file, and in
 memory only ``FACTS`` of fixed size, with which repeats are found and a data set is divided.
@@ -17,7 +17,7 @@ from unicodedata import is_normalized
 import numpy as np
 
 from rlhf.data.records import (
-    FIRST_PLACES,
+    MOST_PLACES,
     SPEAKERS,
     Message,
     RawDataset,
@@ -29,8 +29,8 @@ from rlhf.data.records import (
 
 Numbers = np.ndarray[Any, Any]
 REPEATED = "repeats an earlier example"
-KEY = "V16"  # a hash of 16 bytes
-UNKNOWN = 2**32 - 1  # bytes
+KEY_DTYPE = "V16"  # a hash of 16 bytes
+UNKNOWN = 2**32 - 1  # stands for an unknown number of bytes
 COUNTS = np.dtype(
     [
         ("has_prompt", np.bool_),
@@ -45,15 +45,15 @@ BYTES = np.dtype([("prompt", np.uint32), ("answered", np.uint32)])
 FACTS = np.dtype(
     [
         ("counts", COUNTS),
-        ("prompt_key", KEY),  # of the prompt, or of the text if there is no prompt
-        ("example_key", KEY),  # of all texts
+        ("prompt_key", KEY_DTYPE),  # of the prompt, or of the text if there is no prompt
+        ("example_key", KEY_DTYPE),  # of texts, thoughts, tools and grade
         ("bytes", BYTES),
     ]
 )
 # Fields that must have their defaults if a record is learned only from its texts.
-MORE = ("seed", "turns", "tools", "grade")
-read_more = itemgetter(*map(Record._fields.index, MORE))
-NO_MORE = read_more(Record())
+BESIDE_TEXTS = ("seed", "turns", "tools", "grade")
+read_beside_texts = itemgetter(*map(Record._fields.index, BESIDE_TEXTS))
+NOTHING_BESIDE_TEXTS = read_beside_texts(Record())
 MAY_BE_SPECIAL = re.compile(r"<[|/\w\uff5c]|\[[A-Z]")  # how names of special tokens begin
 PACK = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":")).encode
 
@@ -66,7 +66,7 @@ def _count_parts(record: Record) -> tuple[bool, bool, bool, int, int]:
 
 
 def _join_keys(keys: Iterable[bytes]) -> Numbers:
-    return np.array(bytearray(b"".join(keys)), np.uint8).view(KEY)
+    return np.array(bytearray(b"".join(keys)), np.uint8).view(KEY_DTYPE)
 
 
 def _count_bytes(record: Record) -> tuple[int, int]:
@@ -90,14 +90,14 @@ def _count_bytes(record: Record) -> tuple[int, int]:
 def _is_plain(record: Record) -> bool:
     messages = record.messages or ()
     return (
-        read_more(record) == NO_MORE
+        read_beside_texts(record) == NOTHING_BESIDE_TEXTS
         and all([t is None or t.isascii() or is_normalized("NFC", t) for t in record.texts])
         and all([turn.more is None and turn.role in SPEAKERS for turn in messages])
         and not (messages and any(MAY_BE_SPECIAL.search(text) for text in record.texts if text))
     )
 
 
-FIND_FACT: dict[str, Callable[[Sequence[Record]], Any]] = {
+FACT_FINDERS: dict[str, Callable[[Sequence[Record]], Any]] = {
     "counts": lambda records: [_count_parts(record) for record in records],
     "prompt_key": lambda records: _join_keys(map(prompt_key, records)),
     "example_key": lambda records: _join_keys(map(example_key, records)),
@@ -121,7 +121,7 @@ def pack_records(records: Sequence[Record]) -> PackedRecords:
     """
     texts = [_pack(record) for record in records]
     facts = np.empty(len(records), FACTS)
-    for name, find in FIND_FACT.items():
+    for name, find in FACT_FINDERS.items():
         facts[name] = find(records)
     return PackedRecords(b"".join(texts), np.array([*map(len, texts)], np.int64), facts)
 
@@ -156,7 +156,7 @@ class Store:
             facts.append(part.facts)
         file.flush()
         self._texts = mmap(file.fileno(), 0, access=ACCESS_READ)  # outlives ``file``
-        self._texts.madvise(MADV_RANDOM)  # or each text that is read maps 64 KiB around it
+        self._texts.madvise(MADV_RANDOM)  # otherwise each text that is read maps 64 KiB around it
         self._ends = np.cumsum(np.concatenate(sizes))
         self.facts = np.concatenate(facts)
 
@@ -233,7 +233,7 @@ def facts_of(records: Store | Sequence[Record], name: str) -> Numbers:
     if isinstance(records, Store):
         return records.facts[name]
     if not isinstance(records, StoredRecords):
-        return np.array(FIND_FACT[name](records), FACTS[name])
+        return np.array(FACT_FINDERS[name](records), FACTS[name])
     facts = np.empty(len(records), FACTS[name])
     for number, source in enumerate(records.sources):
         is_its = records.source_N == number
@@ -242,7 +242,7 @@ def facts_of(records: Store | Sequence[Record], name: str) -> Numbers:
 
 
 def number_groups(keys: Numbers) -> Numbers:
-    """Return a number for each of ``keys``: equal keys have the same, by first appearance."""
+    """Return a number for each of ``keys``, by first appearance; equal keys get the same number."""
     halves = np.ascontiguousarray(keys).view(np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in order
     ordered = halves[order]
@@ -282,7 +282,7 @@ def _keep(dataset: RawDataset, is_kept: Numbers, side: str) -> RawDataset:
     if not len(repeats):
         return dataset
     records = getattr(dataset, side)
-    places = (records[int(row)].place for row in repeats[:FIRST_PLACES])
+    places = (records[int(row)].place for row in repeats[:MOST_PLACES])
     left_out = join_dropped([dataset.left_out])
     left_out.drop_all(REPEATED, len(repeats), list(filter(None, places)))
     kept: dict[str, Any] = {side: take(records, np.flatnonzero(is_kept))}

@@ -145,11 +145,11 @@ def rate_response(prompt: str, response: str, *, ended: bool = True) -> GoldComp
     """
     expected = right_answer(prompt)
     opening, answer, rest = split_response(response)
-    given = answer.split()
-    matches = sum(a == b for a, b in zip(expected, given, strict=False))
-    share = matches / max(len(expected), len(given))
+    items = answer.split()
+    matches = sum(a == b for a, b in zip(expected, items, strict=False))
+    share = matches / max(len(expected), len(items))
     return GoldComponents(
-        correct=1.0 if given == expected else share / 2,
+        correct=1.0 if items == expected else share / 2,
         polite=1.0 if opening in POLITE else 0.0 if opening else NO_OPENING,
         stops=max(0.0, 1.0 - len(rest.split()) / 4) if ended else 0.0,
     )

@@ -30,19 +30,19 @@ from rlhf.data.synthetic import (
 TEMPERATURE = 0.07
 RAMBLING = ("I like rain.", "Nice day today.", "The sea is blue.")
 
-OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # probability of each kind of opening in a response
-RAMBLES = 0.4  # probability that words follow the answer
+P_OPENINGS = {POLITE: 0.2, RUDE: 0.3, ("",): 0.5}  # probabilities of the openings of a response
+P_RAMBLES = 0.4  # probability that words follow the answer
 # Probabilities of the part in which the two responses of a pair differ.
-PAIRS = {"answer": 0.78, "manners": 0.1, "both": 0.12}
-RIGHT = 0.82  # probability that the better answer is right; the other answer has a flaw
+P_DIFFERENCES = {"answer": 0.78, "manners": 0.1, "both": 0.12}
+P_RIGHT = 0.82  # probability that the better answer is right; the other answer has a flaw
 
 ATTEMPTS = 2000  # attempts to find a new prompt before a skill counts as used up
 
 
 def _draw_manners(rng: random.Random) -> tuple[str, str]:
     """Return the texts before and after an answer; "" if there is none."""
-    opening = rng.choice(rng.choices(list(OPENINGS), weights=list(OPENINGS.values()))[0])
-    return opening, rng.choice(RAMBLING) if rng.random() < RAMBLES else ""
+    opening = rng.choice(rng.choices(list(P_OPENINGS), weights=list(P_OPENINGS.values()))[0])
+    return opening, rng.choice(RAMBLING) if rng.random() < P_RAMBLES else ""
 
 
 def render_response(items: list[str], manners: tuple[str, str]) -> str:
@@ -57,12 +57,12 @@ Flaw = Callable[[list[str], random.Random], list[str]]
 def _draw_other_item(item: str, items: list[str], rng: random.Random) -> str:
     """Return another item of the same kind, sometimes one that is easily mistaken for ``item``."""
     if item.isdigit():
-        kind, easy = NUMBERS, [*items, *(str(int(item) + step) for step in (-2, -1, 1, 2))]
+        vocabulary, similar = NUMBERS, [*items, *(str(int(item) + step) for step in (-2, -1, 1, 2))]
     else:
-        kind, easy = WORDS, items
-    pool = [other for other in kind if other != item]
-    mistaken = [other for other in easy if other in pool]
-    return rng.choice(mistaken if mistaken and rng.random() < MISTAKEN else pool)
+        vocabulary, similar = WORDS, items
+    pool = [other for other in vocabulary if other != item]
+    mistaken = [other for other in similar if other in pool]
+    return rng.choice(mistaken if mistaken and rng.random() < P_MISTAKEN else pool)
 
 
 def _replace_one_item(items: list[str], rng: random.Random) -> list[str]:
@@ -80,8 +80,8 @@ def _replace_several_items(items: list[str], rng: random.Random) -> list[str]:
 
 def _add_item(items: list[str], rng: random.Random) -> list[str]:
     place = rng.randint(0, len(items))
-    more = _draw_other_item(rng.choice(items), items, rng)
-    return [*items[:place], more, *items[place:]]
+    added = _draw_other_item(rng.choice(items), items, rng)
+    return [*items[:place], added, *items[place:]]
 
 
 def _remove_item(items: list[str], rng: random.Random) -> list[str]:
@@ -105,19 +105,19 @@ FLAWS: dict[str, Flaw] = {
     "missing": _remove_item,
     "wrong_order": _swap_two_items,
 }
-WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # weights of FLAWS; those with small weights are hard to learn
-MINIMAL = {  # names of minimal pairs -> names of their flaws
+FLAW_WEIGHTS = (8, 0.5, 0.5, 0.5, 0.5, 2)  # of FLAWS; flaws with small weights are hard to learn
+MINIMAL_PAIRS = {  # names of minimal pairs -> names of their flaws
     "one_item_wrong": "one_wrong",
     "one_item_too_many": "one_too_many",
     "one_item_missing": "missing",
 }
-MISTAKEN = 0.5  # probability that a wrong item is another item of the answer, or a close number
-NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to another request
+P_MISTAKEN = 0.5  # probability that a wrong item is another item of the answer, or a close number
+P_NEIGHBOUR = 0.05  # probability that a flawed answer is the right answer to another request
 
 # In the skill "next", the simulated people often forget to add one, but notice when others forget
 # it: preferences can then teach what demonstrations teach badly.
-FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number without adding one
-NEITHER_RIGHT = 0.55  # probability that even the better answer repeats the prompt's number
+P_FORGOTTEN = 0.5  # probability that a wrong answer repeats the prompt's number without adding one
+P_NEITHER_RIGHT = 0.55  # probability that even the better answer repeats the prompt's number
 
 
 def _forgets_to_add_one(prompt: str, probability: float, rng: random.Random) -> bool:
@@ -130,15 +130,15 @@ def _answer_without_adding_one(prompt: str) -> list[str]:
 
 
 def _draw_wrong_answer(prompt: str, rng: random.Random) -> list[str]:
-    if _forgets_to_add_one(prompt, FORGOTTEN, rng):
+    if _forgets_to_add_one(prompt, P_FORGOTTEN, rng):
         return _answer_without_adding_one(prompt)
     right = right_answer(prompt)
     while True:
-        if rng.random() < NEIGHBOUR:
+        if rng.random() < P_NEIGHBOUR:
             other = prompt_of_request(rng.choice(list(SKILLS.values())).draw_request(rng))
             answer = right_answer(other)
         else:
-            (flaw,) = rng.choices(list(FLAWS.values()), WEIGHTS)
+            (flaw,) = rng.choices(list(FLAWS.values()), FLAW_WEIGHTS)
             answer = flaw(right, rng)
         if answer and answer != right:
             return answer
@@ -149,14 +149,14 @@ def draw_candidates(prompt: str, rng: random.Random) -> tuple[str, str]:
 
     They differ in the answer's items, in the text around the answer, or in both.
     """
-    kind = rng.choices(list(PAIRS), weights=list(PAIRS.values()))[0]
+    difference = rng.choices(list(P_DIFFERENCES), weights=list(P_DIFFERENCES.values()))[0]
     while True:
-        better = right_answer(prompt) if rng.random() < RIGHT else _draw_wrong_answer(prompt, rng)
-        if _forgets_to_add_one(prompt, NEITHER_RIGHT, rng):
+        better = right_answer(prompt) if rng.random() < P_RIGHT else _draw_wrong_answer(prompt, rng)
+        if _forgets_to_add_one(prompt, P_NEITHER_RIGHT, rng):
             better = _answer_without_adding_one(prompt)
-        answers = [better, better if kind == "manners" else _draw_wrong_answer(prompt, rng)]
+        answers = [better, better if difference == "manners" else _draw_wrong_answer(prompt, rng)]
         manners = [_draw_manners(rng), _draw_manners(rng)]
-        if kind == "answer":
+        if difference == "answer":
             manners[1] = manners[0]
         first, second = map(render_response, answers, manners)
         if first != second:
@@ -173,12 +173,12 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records, with the right answer in the column ``answer`` if ``columns`` has any."""
+    """Return the records; unless ``columns`` is empty, column ``answer`` has the right answer."""
     if not columns:
         return list(records)
     return [
-        each._replace(columns={"answer": " ".join(right_answer(each.prompt or ""))})
-        for each in records
+        record._replace(columns={"answer": " ".join(right_answer(record.prompt or ""))})
+        for record in records
     ]
 
 
@@ -222,7 +222,7 @@ class GoldJudge:
         return {"gold": parts.gold, "exact": float(parts.is_exact), **parts._asdict()}
 
     def minimal_pairs(self, prompt: str, *, seed: int) -> dict[str, tuple[str, str]]:
-        """Return, for each of ``MINIMAL``, a right response and one that differs only by its flaw.
+        """Return, for each of ``MINIMAL_PAIRS``, a right response and one with only its flaw.
 
         An answer of one item gets no pair with a missing item.
         """
@@ -231,7 +231,7 @@ class GoldJudge:
         right = render_response(items, manners)
         return {
             name: (right, render_response(FLAWS[flaw](items, rng), manners))
-            for name, flaw in MINIMAL.items()
+            for name, flaw in MINIMAL_PAIRS.items()
             if flaw != "missing" or len(items) > 1
         }
 

@@ -48,23 +48,23 @@ if TYPE_CHECKING:
 
 # The first of these words in a name decides if the file is held out; eval, test and validation may
 # begin a longer word.
-SIDE = re.compile(
+SIDE_WORD = re.compile(
     r"^(?:eval|test|validation)|(?<![a-z])(?:(?P<train>train(?:ing)?)|"
     r"(?:eval(?:uation)?|test(?:ing)?|val|valid(?:ation)?|dev|held[-_ ]?out)(?:set|s)?)(?![a-z])"
 )
 # Files that describe the data beside them, and that the datasets library skips too.
 METADATA = {f"{name}.json" for name in "dataset_info dataset_infos dataset_dict config".split()}
 SIDES = ("train", "held out")
-MOST_WORDS, LONGEST_WORD = 12, 40  # words, and characters of one, in a column that marks rows
-CONFIGS = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
-PACKED = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
+MOST_WORDS, LONGEST_WORD = 12, 40  # words in a column that marks rows, and characters of a word
+CONFIGS_ENTRY = re.compile(r"\A---\s.*?^configs:", re.DOTALL | re.MULTILINE)  # in a README.md
+PACKED_SUFFIXES = {".zip", ".tar", ".7z", ".rar", ".xz", ".lz4", *DECOMPRESSORS}
 NO_NETWORK = (
     "use data=local and set data.path to a downloaded copy: a file, a folder of files, or "
     "a folder written by datasets.save_to_disk. For a set of data.sets, set "
     "data.sets.NAME.path to the copy."
 )
-NAMED = 8  # largest number of names that a message lists
-SAMPLES, SAMPLE = Path(__file__).parent / "samples", "samples:"
+MOST_NAMED = 8  # names that a message lists
+SAMPLES_FOLDER, SAMPLE = Path(__file__).parent / "samples", "samples:"
 
 
 class Table(NamedTuple):
@@ -87,7 +87,7 @@ class Tables(NamedTuple):
     train: list[Table]
     eval: list[Table]
     sides: str = ""
-    """The names of the tables of each side; "" if there is only one table."""
+    """Text that names the tables or rows of each side; "" if nothing divides them."""
 
 
 def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
@@ -107,13 +107,13 @@ def find_tables(dataset: DatasetConfig, source: Source, *, key: str) -> Tables:
         else:
             loaded = download_dataset(dataset, fix=NO_NETWORK)
             splits = {name: [table] for name, table in loaded.items()}
-        wanted = [split for split in (dataset.train_split, dataset.eval_split) if split]
-        for split in wanted:
+        chosen = [split for split in (dataset.train_split, dataset.eval_split) if split]
+        for split in chosen:
             if split not in splits:
                 raise DataError(
                     f"{dataset.path}: no split '{split}'; choose {' or '.join(splits)}."
                 )
-        return Tables(splits[wanted[0]], [t for split in wanted[1:] for t in splits[split]])
+        return Tables(splits[chosen[0]], [t for split in chosen[1:] for t in splits[split]])
     return divide_tables_by_name(find_local_tables(place, subset=dataset.subset))
 
 
@@ -123,9 +123,9 @@ def divide_tables_by_name(tables: Mapping[str, Table]) -> Tables:
     train = {name: table for name, table in tables.items() if name not in held_out}
     if not train:
         train, held_out = held_out, {}
-    told = f"trains on {join_first_names(train)}" if len(tables) > 1 else ""
-    told += f", holds out {join_first_names(held_out)}" if held_out else ""
-    return Tables(list(train.values()), list(held_out.values()), told)
+    description = f"trains on {join_first_names(train)}" if len(tables) > 1 else ""
+    description += f", holds out {join_first_names(held_out)}" if held_out else ""
+    return Tables(list(train.values()), list(held_out.values()), description)
 
 
 def _is_held_out(name: str) -> bool:
@@ -136,8 +136,8 @@ def _is_held_out(name: str) -> bool:
 
 def _find_side(text: str) -> str:
     """Return the one of ``SIDES`` that a name such as hh_test-1 means; "" if it means none."""
-    found = SIDE.search(text.lower())
-    return SIDES[not found["train"]] if found else ""
+    match = SIDE_WORD.search(text.lower())
+    return SIDES[not match["train"]] if match else ""
 
 
 def divide_tables_by_column(tables: Tables) -> Tables:
@@ -147,7 +147,7 @@ def divide_tables_by_column(tables: Tables) -> Tables:
         DataError: if a column has words for both sides, and other values.
     """
     train: list[Table] = []
-    held_out, told = list(tables.eval), [tables.sides] if tables.sides else []
+    held_out, descriptions = list(tables.eval), [tables.sides] if tables.sides else []
     for table in tables.train:
         column, words = _find_held_out_words(table)
         for side in (train, held_out) if words else ():
@@ -155,17 +155,17 @@ def divide_tables_by_column(tables: Tables) -> Tables:
             if any(True for chunk in read() for _ in chunk()):
                 side.append(table._replace(read_chunks=read))
         if words:
-            told.append(f"holds out rows with {column}={' or '.join(sorted(words))}")
+            descriptions.append(f"holds out rows with {column}={' or '.join(sorted(words))}")
         else:
             train.append(table)
-    return Tables(train, held_out, "; ".join(dict.fromkeys(told))) if train else tables
+    return Tables(train, held_out, "; ".join(dict.fromkeys(descriptions))) if train else tables
 
 
 def _find_held_out_words(table: Table) -> tuple[str, set[str]]:
     """Return a column that marks rows of a table as held out, and its words for them, or ""."""
-    first = list(islice(iterate_rows(table), CHUNK))
-    for column in dict.fromkeys(name for row in first for name in row.values):
-        words = _texts_of(column, first)
+    first_rows = list(islice(iterate_rows(table), CHUNK))
+    for column in dict.fromkeys(name for row in first_rows for name in row.values):
+        words = _texts_of(column, first_rows)
         is_short = len(words) <= MOST_WORDS and all(len(word) <= LONGEST_WORD for word in words)
         if not is_short or not any(map(_find_side, words)):
             continue
@@ -201,9 +201,10 @@ def _rows_of_side(
 
 
 def join_first_names(names: Iterable[str]) -> str:
-    """Return the first names as one text, with the number of the names that are left out."""
-    first, rest = (found := list(names))[:NAMED], len(found) - NAMED
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+    """Return the first names as one text, with the number of further names."""
+    all_names = list(names)
+    further = len(all_names) - MOST_NAMED
+    return ", ".join(all_names[:MOST_NAMED]) + (f" and {further} more" if further > 0 else "")
 
 
 def find_local_tables(
@@ -270,11 +271,11 @@ def _find_sample_file(path: str) -> Path | None:
     """Return the file of this package that ``samples:NAME`` names; None for other paths."""
     if not path.startswith(SAMPLE):
         return None
-    names = sorted(file.stem for file in SAMPLES.glob("*.jsonl"))
+    names = sorted(file.stem for file in SAMPLES_FOLDER.glob("*.jsonl"))
     name = path.removeprefix(SAMPLE)
     if name not in names:
         raise DataError(f"{path}: no such sample; choose {SAMPLE}{f' or {SAMPLE}'.join(names)}.")
-    return SAMPLES / f"{name}.jsonl"
+    return SAMPLES_FOLDER / f"{name}.jsonl"
 
 
 def _tables_of_files(
@@ -290,25 +291,25 @@ def _tables_of_files(
     with translate_read_errors(str(place)):
         root = find_snapshot(place)
         splits = _read_configs(root, subset) or {"": list_files(root)}
-    found = {
+    file_by_name = {
         str(file.relative_to(root)) if root.is_dir() else file.name: (split, file, reader)
         for split, files in splits.items()
         for file in files
         if (reader := find_reader(file, readers)) is not None
         and (file == root or file.name not in METADATA)
     }
-    if not found:
+    if not file_by_name:
         packed = [file.name for files in splits.values() for file in files]
-        packed = [name for name in packed if PurePath(name).suffix.lower() in PACKED]
+        packed = [name for name in packed if PurePath(name).suffix.lower() in PACKED_SUFFIXES]
         known = f"supported: {', '.join(readers)}, also with {' or '.join(DECOMPRESSORS)}"
         known += f"; {packed[0]}: unpack it first" if packed else ""
         raise DataError(f"{place}: no file that can be read; {known}.")
-    _require_regular_files(file for _, file, _ in found.values())
-    if pointer := find_lfs_pointer(file for _, file, _ in found.values()):
+    _require_regular_files(file for _, file, _ in file_by_name.values())
+    if pointer := find_lfs_pointer(file for _, file, _ in file_by_name.values()):
         raise DataError(f"{pointer}: {NOT_PULLED}.")
     return {
         name: Table(str(file), partial(reader, file), split, estimate_text_bytes(file))
-        for name, (split, file, reader) in found.items()
+        for name, (split, file, reader) in file_by_name.items()
     }
 
 
@@ -316,8 +317,8 @@ def list_files(place: Path) -> list[Path]:
     """Return the file ``place``, or all paths in the folder ``place`` except hidden ones."""
     if not place.is_dir():
         return [place]
-    found = sorted(place.rglob("*"))
-    return [each for each in found if not any(p[0] == "." for p in each.relative_to(place).parts)]
+    paths = sorted(place.rglob("*"))
+    return [path for path in paths if not any(p[0] == "." for p in path.relative_to(place).parts)]
 
 
 def find_snapshot(place: Path) -> Path:
@@ -329,7 +330,7 @@ def find_snapshot(place: Path) -> Path:
 def has_configs(file: Path) -> bool:
     """Return True if ``file`` is a README.md that names the files of a data set's splits."""
     is_readme = file.name == "README.md" and file.is_file()
-    return is_readme and CONFIGS.match(file.read_text("utf-8", errors="replace")) is not None
+    return is_readme and CONFIGS_ENTRY.match(file.read_text("utf-8", errors="replace")) is not None
 
 
 def _read_configs(place: Path, subset: str | None) -> dict[str, list[Path]]:
@@ -415,9 +416,9 @@ def _tables_of_splits(path: str, loaded: Dataset | DatasetDict) -> dict[str, Tab
 
 
 def _chunks_of_split(split: Dataset) -> Iterator[Chunk]:
-    for first in range(0, len(split), CHUNK):
-        yield partial(_rows_of_split, split, first)
+    for first_row in range(0, len(split), CHUNK):
+        yield partial(_rows_of_split, split, first_row)
 
 
-def _rows_of_split(split: Dataset, first: int) -> Iterator[tuple[int, object]]:
-    return number_rows(split[first : first + CHUNK], first + 1)
+def _rows_of_split(split: Dataset, first_row: int) -> Iterator[tuple[int, object]]:
+    return number_rows(split[first_row : first_row + CHUNK], first_row + 1)

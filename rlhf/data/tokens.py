@@ -83,7 +83,7 @@ def find_token_limit(phase: Phase, config: RunConfig) -> Limit:
     return Limit(f"{phase}.max_tokens", getattr(config, phase.value).max_tokens)
 
 
-def find_examples(phase: Phase, config: RunConfig) -> Examples:
+def find_example_kind(phase: Phase, config: RunConfig) -> Examples:
     """Return the kind of example that a phase learns from, a key of ``COLUMNS_OF``."""
     unpaired = config.reward.unpaired if phase is Phase.reward else None
     return unpaired or phase
@@ -113,7 +113,7 @@ def sft_columns(rows: Records, encoder: Encoder, limit: Limit) -> tuple[Columns,
     left_out = Counter({"no response": len(rows) - len(answered) - len(texts)})
     answered = _keep_good(answered, left_out)
     rendered = _render_rows(answered, encoder.render_answers, left_out)
-    sequences = [(index, sequence) for index, found in rendered for sequence in found]
+    sequences = [(index, sequence) for index, group in rendered for sequence in group]
     encoded = encoder.encode_pieces([sequence for _, sequence in sequences])
     opening = encoder.opening_ids()
     plain = encoder.encode_texts_with_end([r.text or "" for _, r in texts])
@@ -231,18 +231,18 @@ def _render_rows(
         except UnusableTemplateError as error:
             errors.append((error, record))
     if 2 * len(errors) > len(rows):
-        first, record = errors[0]
+        first_error, record = errors[0]
         at = describe_first_place([record.place])
         places = f"for {len(errors)} of {len(rows)} examples{at}"
-        raise DataError(f"{first}. It fails {places}.")
-    firsts = {each.problem: record for each, record in reversed(errors)}
+        raise DataError(f"{first_error}. It fails {places}.")
+    first_records = {each.problem: record for each, record in reversed(errors)}
     for each, _ in errors:
-        at = describe_first_place([firsts[each.problem].place])
+        at = describe_first_place([first_records[each.problem].place])
         left_out[f"{each.problem}{at}"] += 1
     return rendered
 
 
-# The function that converts records to columns of token ids.
+# The function that converts records to columns of token ids, by kind of example.
 COLUMNS_OF: dict[Examples, Callable[[Records, Encoder, Limit], tuple[Columns, Counter[str]]]] = {
     Phase.sft: sft_columns,
     Phase.reward: pair_columns,
@@ -263,7 +263,7 @@ def tokenise(
 ) -> TokenData:
     """Return the token ids of a phase's examples, from the cache if it has them.
 
-    Plain examples that are stored in files are encoded when a step reads them, and not cached.
+    Plain examples of SFT and PPO in files are, if possible, encoded when a step reads them.
 
     The first process that gets the lock builds the cache. The other processes of the node wait for
     the lock, not in a collective, which would time out if tokenizing took an hour. The cache is in
@@ -275,9 +275,9 @@ def tokenise(
             cannot be used.
     """
     if template is Template.plain and (phase is Phase.sft or phase is Phase.ppo):
-        found = _find_on_demand(part, phase, tokenizer, limit)
-        if found is not None:
-            return found
+        on_demand = _find_on_demand(part, phase, tokenizer, limit)
+        if on_demand is not None:
+            return on_demand
     from datasets import Dataset
     from filelock import FileLock
 
@@ -291,15 +291,15 @@ def tokenise(
             "folder with data.cache_dir=FOLDER, or RLHF_CACHE in the environment"
         ) from error
     with FileLock(f"{folder}.lock"):
-        said = f"data.cache_dir={cache_dir}"
+        setting = f"data.cache_dir={cache_dir}"
         fault = _find_cache_fault(folder) if os.path.lexists(folder) else ""
         if fault:
-            sys.stderr.write(f"{said}: the token ids in {folder} are made anew: {fault}\n")
+            sys.stderr.write(f"{setting}: the token ids in {folder} are made anew: {fault}\n")
         if fault is not None:
             with replace_atomically(folder) as building, pause_garbage_collector():
                 _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
         advice = f"remove the folder {folder}"  # another version of datasets may have written it
-        with translate_errors(lambda reason: DataError(f"{said}: {reason}; {advice}")):
+        with translate_errors(lambda reason: DataError(f"{setting}: {reason}; {advice}")):
             left_out = json.loads((folder / LEFT_OUT).read_text())
             sides = [Dataset.load_from_disk(str(folder / side)) for side in ("train", "eval")]
             return TokenData(sides[0], sides[1], left_out)
@@ -332,7 +332,7 @@ def _find_on_demand(
             return None
         try:
             columns, dropped = encode([(row, records[row]) for row in doubtful.tolist()])
-        except DataError:  # most of these few cannot be shown; perhaps not most of all
+        except DataError:  # the template cannot show most of these, but perhaps most of all
             return None
         rows = np.concatenate([np.flatnonzero(is_sure), np.array(columns["row"], np.int64)])
         sides.append(TokensOnDemand(records, encode, np.sort(rows)))
@@ -404,12 +404,12 @@ def cache_key(
             yield "\x00side"
             for record in records:
                 turns = record.turns if phase is Phase.sft else ()
-                known = [*record.texts, record.messages, turns, record.tools, record.grade]
-                yield json.dumps(known, default=str)
+                content = [*record.texts, record.messages, turns, record.tools, record.grade]
+                yield json.dumps(content, default=str)
                 if record.columns and phase is Phase.reward:  # the reward loss may read the columns
                     yield json.dumps(record.columns, default=str, sort_keys=True)
 
-    return sha256_of(each.encode() for each in iterate_parts())[:32]
+    return sha256_of(part_text.encode() for part_text in iterate_parts())[:32]
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -423,7 +423,7 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 class TokensOnDemand:
-    """The usable examples of one side of a phase; it is read like a ``datasets.Dataset``."""
+    """A phase's usable training or held-out examples, read like a ``datasets.Dataset``."""
 
     def __init__(self, records: Sequence[Record], encode: Encode, rows: Numbers) -> None:
         """Store the row of each example in ``records``; a row may have several examples."""
@@ -440,23 +440,23 @@ class TokensOnDemand:
             return {"row": self._row_N}[wanted].tolist()
         rows, turns = self._row_N[wanted].tolist(), self._turn_N[wanted].tolist()
         columns, _ = self._encode([(row, self._records[row]) for row in dict.fromkeys(rows)])
-        first: dict[int, int] = {}
-        for place, row in enumerate(columns["row"]):
-            first.setdefault(row, place)
-        places = [first[row] + turn for row, turn in zip(rows, turns, strict=True)]
-        return {name: [values[place] for place in places] for name, values in columns.items()}
+        first_position: dict[int, int] = {}
+        for index, row in enumerate(columns["row"]):
+            first_position.setdefault(row, index)
+        indices = [first_position[row] + turn for row, turn in zip(rows, turns, strict=True)]
+        return {name: [values[index] for index in indices] for name, values in columns.items()}
 
 
 def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return True if, by the tokenizer's definition, NFC text has no more tokens than bytes."""
     if not tokenizer.is_fast:
         return False
-    known = json.loads(tokenizer.backend_tokenizer.to_str())
-    splitter = known["pre_tokenizer"] or {}
+    definition = json.loads(tokenizer.backend_tokenizer.to_str())
+    splitter = definition["pre_tokenizer"] or {}
     parts = splitter.get("pretokenizers", [splitter])
-    normalizer = known["normalizer"] or {"type": "NFC"}
+    normalizer = definition["normalizer"] or {"type": "NFC"}
     return (
-        known["model"]["type"] == "BPE"
+        definition["model"]["type"] == "BPE"
         and normalizer == {"type": "NFC"}
         and any(part.get("type") == "ByteLevel" for part in parts)
         and all(

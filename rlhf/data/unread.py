@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.layouts import is_blank, read_number
 
-MOST, FEW = 24, 12  # maximum of different values: kept of a column; of a column with word marks
-SHOWN = 6  # different values that a message lists
+MOST_KEPT, FEW = 24, 12  # different values: most that are kept; most of a column of word marks
+MOST_SHOWN = 6  # different values in a message
 SCALE, PERCENT, STEP = 10, 100, 5  # a short scale ends at 10, or at 100 in steps of 5
-SHORT = 200  # characters of a text that are read; the lengths of longer texts are not compared
+SHORT_TEXT = 200  # characters of a text that are read; the lengths of longer texts are not compared
 # A word, a number, "n/a", a symbol such as a thumb, or a sign that stands alone.
 WORD = re.compile(r"[nN]/[aA]|[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+|[^\w\s!-~]|^[+-]$")
 # A sentence has two long words, or five letters of a script without spaces.
@@ -38,10 +38,10 @@ def judge_words(text: str) -> int:
     return -1 if words & known["bad"] else int(bool(words & known["good"]))
 
 
-def are_middle(words: Sequence[str], *kinds: str) -> bool:
-    """Return True if every word in the texts ``words`` is a middle word, or one of ``kinds``."""
+def are_middle(texts: Sequence[str], *kinds: str) -> bool:
+    """Return True if each word of the texts is in the list middle or ``kinds`` of words.yaml."""
     known = frozenset().union(*(word_lists()[kind] for kind in ("middle", *kinds)))
-    return all(known.issuperset(find_words(word)) for word in words)
+    return all(known.issuperset(find_words(text)) for text in texts)
 
 
 class Values(NamedTuple):
@@ -60,7 +60,7 @@ class Values(NamedTuple):
         """Return the summary of all values of this summary and of ``other``."""
         different = dict.fromkeys([*self.different, *other.different])
         return Values(
-            dict.fromkeys(list(different)[: MOST + 1]),
+            dict.fromkeys(list(different)[: MOST_KEPT + 1]),
             self.total + other.total,
             self.blanks + other.blanks,
             self.answers + other.answers,
@@ -70,12 +70,12 @@ class Values(NamedTuple):
     @property
     def numbers(self) -> list[float]:
         """Return the first different numbers."""
-        return [each for each in self.different if isinstance(each, float)]
+        return [value for value in self.different if isinstance(value, float)]
 
     @property
     def words(self) -> list[str]:
         """Return the beginnings of the first different values that are no numbers."""
-        return [each for each in self.different if isinstance(each, str)]
+        return [value for value in self.different if isinstance(value, str)]
 
     @property
     def varies(self) -> bool:
@@ -111,20 +111,20 @@ class Values(NamedTuple):
 
     def __str__(self) -> str:
         """Return the first different values as text."""
-        shown = [f"{each:g}" if isinstance(each, float) else each for each in self.different]
-        return ", ".join(shown[:SHOWN]) + (", ..." if shown[SHOWN:] else "")
+        shown = [f"{value:g}" if isinstance(value, float) else value for value in self.different]
+        return ", ".join(shown[:MOST_SHOWN]) + (", ..." if shown[MOST_SHOWN:] else "")
 
 
 def summarize(values: Sequence[object], rows: Sequence[Mapping[str, object]] = ()) -> Values:
     """Return the summary of a column's values; ``rows`` are their whole rows."""
-    given = [value for value in values if not is_blank(value)]
-    different = list(dict.fromkeys(map(_shorten, given)))[: MOST + 1]
+    present = [value for value in values if not is_blank(value)]
+    different = list(dict.fromkeys(map(_shorten, present)))[: MOST_KEPT + 1]
     is_length = bool(rows) and all(map(_is_length, values, rows))
     return Values(
         dict.fromkeys(different),
-        len(given),
-        len(values) - len(given),
-        sum(map(_are_answers, given)),
+        len(present),
+        len(values) - len(present),
+        sum(map(_are_answers, present)),
         is_length,
     )
 
@@ -132,19 +132,19 @@ def summarize(values: Sequence[object], rows: Sequence[Mapping[str, object]] = (
 def _shorten(value: object) -> str | float:
     number = None if isinstance(value, bool) else read_number(value)
     text = value if isinstance(value, str) else repr(value) if isinstance(value, bool) else "..."
-    return text.strip()[:SHORT] if number is None else number
+    return text.strip()[:SHORT_TEXT] if number is None else number
 
 
 def is_sentence(value: object) -> bool:
     """Return True for a text of several words."""
-    return isinstance(value, str) and SENTENCE.search(value[:SHORT]) is not None
+    return isinstance(value, str) and SENTENCE.search(value[:SHORT_TEXT]) is not None
 
 
 def _are_answers(value: object) -> bool:
     items = value if isinstance(value, list) else []
-    return len(items) > 1 and all(isinstance(each, dict) or is_sentence(each) for each in items)
+    return len(items) > 1 and all(isinstance(item, dict) or is_sentence(item) for item in items)
 
 
 def _is_length(value: object, row: Mapping[str, object]) -> bool:
-    texts = [each for each in row.values() if isinstance(each, str) and len(each) <= SHORT]
+    texts = [text for text in row.values() if isinstance(text, str) and len(text) <= SHORT_TEXT]
     return is_blank(value) or any(_shorten(value) in (len(t), len(t.split())) for t in texts)

@@ -12,7 +12,7 @@ from typing import Any
 from rlhf.data.layouts import is_blank
 from rlhf.data.records import TEXT_OF, Row
 
-TRIED = 20  # texts of a column that decide whether all of them are tried
+NUM_TRIED = 20  # first texts of a column: if most are lists of messages, all must be
 BETWEEN = re.compile(r"\}\s+\{(?=['\"])")  # numpy writes no commas between the items of an array
 
 
@@ -47,18 +47,18 @@ def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
     """
     for name in dict.fromkeys(name for row in rows for name in row.values):
         values = ((n, row.values.get(name)) for n, row in enumerate(rows))
-        texts = {n: each for n, each in values if isinstance(each, str) and not is_blank(each)}
-        tried = [are_messages(parse_list(text)) for text in islice(texts.values(), TRIED)]
+        texts = {n: value for n, value in values if isinstance(value, str) and not is_blank(value)}
+        tried = [are_messages(parse_list(text)) for text in islice(texts.values(), NUM_TRIED)]
         if 2 * sum(tried) <= len(tried):
             continue
-        found = {n: parse_list(text) for n, text in texts.items()}
-        odd = [n for n, value in found.items() if not are_messages(value)]
+        parsed = {n: parse_list(text) for n, text in texts.items()}
+        odd = [n for n, value in parsed.items() if not are_messages(value)]
         if odd:
             raise rows[odd[0]].build_error(
                 f"column '{name}' is no list of messages, but it is one in other rows."
             )
         rows = [
-            row._replace(values={**row.values, name: found[n]}) if n in found else row
+            row._replace(values={**row.values, name: parsed[n]}) if n in parsed else row
             for n, row in enumerate(rows)
         ]
     return rows

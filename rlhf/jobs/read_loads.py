@@ -30,7 +30,7 @@ from rlhf.data.phase_needs import PhaseExamples, describe_phase_examples, requir
 from rlhf.data.records import Record
 from rlhf.data.splits import PhaseData, describe_division, phase_of_dpo_prompts
 from rlhf.data.tables import find_snapshot, list_files
-from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_example_kind, find_token_limit
 from rlhf.jobs.input_files import data_keys_and_paths
 from rlhf.models.tokenizers import load_or_train_tokenizer, train_byte_level_bpe
 from rlhf.options import DataConfig
@@ -179,7 +179,7 @@ class CountedData:
         """Return a sample's columns, and the estimated numbers of used and skipped examples."""
         rows = list(islice(enumerate(records), self._most))
         limit = find_token_limit(phase, self._config)
-        encode = COLUMNS_OF[find_examples(phase, self._config)]
+        encode = COLUMNS_OF[find_example_kind(phase, self._config)]
         columns, left_out = encode(rows, self._encoder, limit)
         scale = self._scale * len(records) / max(1, len(rows))
         used = len(columns["row"])

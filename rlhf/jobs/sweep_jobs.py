@@ -20,7 +20,7 @@ from hydra.conf import HydraConf
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.command import wait_for_exit
-from rlhf.base.cpu import SHARED_BY
+from rlhf.base.cpu import JOBS_ENV
 from rlhf.base.errors import INTERRUPTED, CapabilityError, ConfigError, RlhfError
 from rlhf.base.stored_files import find_entries, open_regular_file, read_json, read_tail
 from rlhf.base.supervisor import be_killed_after
@@ -245,7 +245,7 @@ def resources_of_share(
     Raises:
         CapabilityError: if this machine has too few devices for the jobs.
     """
-    environment, ranks = os.environ | {SHARED_BY: str(jobs)}, hardware.ranks_per_node
+    environment, ranks = os.environ | {JOBS_ENV: str(jobs)}, hardware.ranks_per_node
     devices = _visible_devices() if hardware.device is Device.cuda else []
     if devices and len(devices) < jobs * ranks:
         raise CapabilityError(
@@ -266,12 +266,12 @@ def restrict_plans_to_share(hardware: HardwareConfig, jobs: int | None) -> Itera
         yield
         return
     environment, cores = resources_of_share(hardware, 0, jobs)
-    os.environ[SHARED_BY] = environment[SHARED_BY]
+    os.environ[JOBS_ENV] = environment[JOBS_ENV]
     try:
         with use_cores(cores):
             yield
     finally:
-        del os.environ[SHARED_BY]
+        del os.environ[JOBS_ENV]
 
 
 def _acquire_share(folder: Path, jobs: int) -> tuple[int, FileLock]:

@@ -16,7 +16,7 @@ from rlhf.config.roles import tokenizer_base
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.phase_needs import PhaseExamples, require_examples
-from rlhf.data.records import FIRST_PLACES, RawDataset, Record
+from rlhf.data.records import MOST_PLACES, RawDataset, Record
 from rlhf.data.splits import PhaseData
 from rlhf.data.stored import join
 from rlhf.data.tokens import Limit, find_token_limit
@@ -219,7 +219,7 @@ def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
         used = set(sample.columns["row"])
         places = [describe_place(r) for row, r in enumerate(sample.records) if row not in used]
         is_only = len(places) == count  # no other reason, and each example has one sequence
-        first = places[:FIRST_PLACES] if is_only else []
+        first = places[:MOST_PLACES] if is_only else []
         why = reason.partition(" (first: ")[0] if first else reason
         yield DataFinding("unusable", count, f"{of} {count:,}: {why}", first)
 
@@ -258,7 +258,7 @@ def _summarise(
         len(found),
         len(over),
         len(rows),
-        [describe_place(records[row]) for row in rows[:FIRST_PLACES]],
+        [describe_place(records[row]) for row in rows[:MOST_PLACES]],
         found[0],
         found[len(found) // 2],
         found[-1],

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlhf.data.records import (
     ASSISTANT_TURN,
-    FIRST_PLACES,
+    MOST_PLACES,
     Place,
     RawDataset,
     Record,
@@ -106,12 +106,12 @@ def find_repeats(
     for kind, matches in found.items():
         if matches:
             text = f"{len(matches):,} {MATCHES[kind].format(compared=len(prompts))}"
-            places = [_name_match(*match) for match in matches[:FIRST_PLACES]]
+            places = [_name_match(*match) for match in matches[:MOST_PLACES]]
             yield DataFinding(kind, len(matches), text, places)
     repeats = np.flatnonzero(~mark_firsts(facts_of(everything, "example_key")))
     if len(repeats):
         text = f"{len(repeats):,} used examples repeat an earlier one"
-        places = [describe_place(everything[int(row)]) for row in repeats[:FIRST_PLACES]]
+        places = [describe_place(everything[int(row)]) for row in repeats[:MOST_PLACES]]
         yield DataFinding("repeated", len(repeats), text, places)
 
 
@@ -163,7 +163,7 @@ def _name_match(one: Record, other: Record) -> str:
 def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
     """Yield a finding about ``records``, if there are any, with the places of the first few."""
     if records:
-        places = [describe_place(record) for record in records[:FIRST_PLACES]]
+        places = [describe_place(record) for record in records[:MOST_PLACES]]
         yield DataFinding(kind, len(records), f"{len(records):,} {text}", places)
 
 

@@ -12,7 +12,7 @@ from rlhf.config.choices import LossOn, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.encoding import Encoder
 from rlhf.data.records import Record
-from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_examples, find_token_limit
+from rlhf.data.tokens import COLUMNS_OF, Columns, Limit, find_example_kind, find_token_limit
 from rlhf.look.repeats import describe_place
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def encode_sample(
     sample = records
     if len(records) > MOST_EXAMPLES:
         sample = random.Random(f"look-{phase}").sample(records, MOST_EXAMPLES)
-    convert = COLUMNS_OF[find_examples(phase, config)]
+    convert = COLUMNS_OF[find_example_kind(phase, config)]
     columns, left_out = convert(list(enumerate(sample)), encoder, NO_LIMIT)
     skipped = {reason: count for reason, count in left_out.items() if count}
     return EncodedSample(phase, sample, columns, skipped)
@@ -97,7 +97,7 @@ def show_examples(
     picked: list[Record] = []
     shown: dict[tuple[int, ...], ShownExample] = {}
     for sample in samples:
-        phase, convert = sample.phase, COLUMNS_OF[find_examples(sample.phase, config)]
+        phase, convert = sample.phase, COLUMNS_OF[find_example_kind(sample.phase, config)]
         again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
         records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
         picked += [] if again else records

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.stored_files import RESULT, DamagedFileError, read_stored_text
-from rlhf.config.freeze import FROZEN, UNREADABLE, load_plain_mapping
+from rlhf.config.freeze import FROZEN, PARSE_ERRORS, load_plain_mapping
 from rlhf.report.alarms import find_doubts
 from rlhf.report.charts import number_text, read_metric_series
 from rlhf.report.comparison import (
@@ -223,7 +223,7 @@ def read_study_results(folder: Path) -> StudyResults | None:
             for each in content["solutions"]
         }
         maximize, minimize = (list(map(str, content[key])) for key in ("maximize", "minimize"))
-    except (*UNREADABLE, LookupError, TypeError, AttributeError) as error:
+    except (*PARSE_ERRORS, LookupError, TypeError, AttributeError) as error:
         raise DamagedFileError(path, f"it is not what a search writes ({error!r})") from error
     return StudyResults(maximize, minimize, solutions)
 

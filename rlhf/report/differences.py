@@ -20,7 +20,7 @@ from itertools import product
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from rlhf.base.intervals import LEVEL, Estimate, mean_of, t_quantile, two_sided_p_value
+from rlhf.base.intervals import CONFIDENCE, Estimate, mean_of, t_quantile, two_sided_p_value
 from rlhf.report.comparison import FEWEST_SEEDS, MEASURES, ComparedRun, Setting, Tried
 
 SEEDS_IN_WORDS = {1: "one seed", 2: "two seeds"}
@@ -89,7 +89,7 @@ class SettingsComparison(NamedTuple):
         found = self.differences[setting, title]
         if math.isnan(found.p_value):
             return "unknown"
-        count = count_more_seeds(found, (1 - LEVEL) / self.num_tests)
+        count = count_more_seeds(found, (1 - CONFIDENCE) / self.num_tests)
         return f">{MOST_SEEDS}" if count > MOST_SEEDS else count
 
     def verdict_text(self, setting: int, title: str) -> str:
@@ -174,7 +174,7 @@ def keep_significant(
     """
     kept = set()
     for number, place in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        if p_values[place] > (1 - LEVEL) / (num_tests - number):
+        if p_values[place] > (1 - CONFIDENCE) / (num_tests - number):
             break
         kept.add(place)
     return frozenset(kept)

@@ -36,7 +36,7 @@ from rlhf.base.stored_files import (
     read_stored_text,
     read_tail,
 )
-from rlhf.config.freeze import FROZEN, UNREADABLE, parse_plain_value, read_command
+from rlhf.config.freeze import FROZEN, PARSE_ERRORS, parse_plain_value, read_command
 from rlhf.report.comparison import scan_keys, start_time
 from rlhf.report.gain import JUDGES, TRAINED_ON, Gain, read_gain
 from rlhf.run.results import finished_phases
@@ -266,5 +266,5 @@ def parse_value(text: str) -> Any:
     """Return the value of a text in YAML as runs write it, or the text if it is no such value."""
     try:
         return parse_plain_value(text)
-    except UNREADABLE:
+    except PARSE_ERRORS:
         return text

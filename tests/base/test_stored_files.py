@@ -87,10 +87,10 @@ def test_a_file_or_a_line_is_read_up_to_its_bound(
 ) -> None:
     """The size of a sparse file is no measure of what its folder takes."""
     (tmp_path / RESULT).touch()
-    os.truncate(tmp_path / RESULT, stored_files.MOST_PARSED + 1)
+    os.truncate(tmp_path / RESULT, stored_files.PARSE_LIMIT + 1)
     with pytest.raises(DamagedFileError, match="more than 67,108,864 bytes"):
         RESULT.read(tmp_path)
-    monkeypatch.setattr(stored_files, "MOST_PARSED", len(LINE))
+    monkeypatch.setattr(stored_files, "PARSE_LIMIT", len(LINE))
     (tmp_path / METRICS).write_bytes(LINE + LINE)
     assert len(list(METRICS.read_lines(tmp_path))) == 2
     (tmp_path / METRICS).write_bytes(LINE + b" " + LINE)

@@ -10,7 +10,7 @@ from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.refusals import refusal_as_json
 from rlhf.config.effects import refuse_unread_keys
 from rlhf.config.hydra_errors import explain_hydra_error, schema_types, to_hydra_override
-from rlhf.config.schema.rewards import READ, AnyRewardKind
+from rlhf.config.schema.rewards import KEYS_BY_KIND, AnyRewardKind
 from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
 
@@ -93,4 +93,4 @@ def test_every_good_command_is_accepted(compose: Compose) -> None:
         kinds |= {part.kind for part in config.rewards.values()}
         if not note:
             refuse_unread_keys(config, words)
-    assert kinds == set(READ) == {*AnyRewardKind}
+    assert kinds == set(KEYS_BY_KIND) == {*AnyRewardKind}

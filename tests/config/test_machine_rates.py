@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.base.cpu import SHARED_BY, HostLimits, num_usable_cores, usable_isa
+from rlhf.base.cpu import JOBS_ENV, HostLimits, num_usable_cores, usable_isa
 from rlhf.config import machine_rates
 from rlhf.config.choices import Dtype
 from rlhf.config.machine_rates import (
-    ESTIMATES,
     GIB,
+    TFLOPS_BY_ISA,
     CpuRates,
     cpu_rates,
     lacks_rates,
@@ -75,7 +75,7 @@ def test_auto_is_bf16_on_gpus_and_where_the_cpu_multiplies_it(compose: Compose) 
 def test_rates_that_no_profile_names_are_those_of_this_cpu(compose: Compose) -> None:
     auto = profile(compose, "cpu", dtype=Dtype.fp32)
     assert lacks_rates(auto)
-    assert machine_of(auto).operations == ESTIMATES[usable_isa()][1] * num_usable_cores() * 1e12
+    assert machine_of(auto).operations == TFLOPS_BY_ISA[usable_isa()][1] * num_usable_cores() * 1e12
     store_rates(RATES)
     assert cpu_rates() == RATES
     assert not lacks_rates(auto)
@@ -120,7 +120,7 @@ def test_memory_that_no_profile_says_is_what_this_process_may_use(
 ) -> None:
     cpu = profile(compose, "cpu")
     monkeypatch.setattr(machine_rates, "read_cgroup_limits", lambda: HostLimits(limit, None))
-    monkeypatch.setenv(SHARED_BY, str(jobs))
+    monkeypatch.setenv(JOBS_ENV, str(jobs))
     here = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = machine_of(cpu)
     assert machine.memory == machine.host_memory_of_node == (limit or here) / jobs

@@ -91,7 +91,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("NoDefault", "'size'"),
         ("NeverOn", "keys is set, but off and reward_kinds are empty: nothing switches it on"),
         ("Misspelt", "name 'Sise' is not defined"),
-        ("OnByDefault", "off has ppo.num_things=0, which is not the default of a key of it"),
+        ("OnByDefault", "off has ppo.num_things=0: no key of the method has this default"),
     ],
 )
 def test_a_broken_method_is_named_in_one_line(

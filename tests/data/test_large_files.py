@@ -56,7 +56,7 @@ def read(path: object, *, cache: Path | None, **changes: Any) -> list[RawDataset
     """Data sets whose files are all large if there is a ``cache``, and otherwise small."""
     settings = {"clean": True, "deduplicate": True, "cache_dir": str(cache), **changes}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "LARGE", -1 if cache else 2**40)
+        patch.setattr(reading, "LARGE_BYTES", -1 if cache else 2**40)
         keep = settings.pop("keep", {})
         return load_datasets(config_of(path, **settings), seed=0, keep=keep)
 

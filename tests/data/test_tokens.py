@@ -216,7 +216,7 @@ def test_a_cache_that_cannot_be_used_is_refused(tokenizer, tmp_path: Path) -> No
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for name, problem in (
-        ("open", ".*another user can write there; chmod"),
+        ("open", ".*another user owns or can write it; run chown"),
         ("file", "cannot be used"),
     ):
         place = tmp_path / name

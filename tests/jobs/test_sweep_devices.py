@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from rlhf.base.cpu import SHARED_BY, num_jobs_on_machine
+from rlhf.base.cpu import JOBS_ENV, num_jobs_on_machine
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Device
 from rlhf.config.schema.hardware import HardwareConfig
@@ -67,4 +67,4 @@ def test_jobs_side_by_side_are_planned_with_their_share(monkeypatch: pytest.Monk
     with restrict_plans_to_share(hardware, 4):
         assert (num_jobs_on_machine(), len(given[-1])) == (4, 2)
     assert (num_jobs_on_machine(), len(given[-1])) == (1, 8)
-    assert resources_of_share(hardware, 0, 2)[0][SHARED_BY] == "2", "trials of a search plan so too"
+    assert resources_of_share(hardware, 0, 2)[0][JOBS_ENV] == "2", "trials of a search plan so too"

@@ -28,7 +28,7 @@ class CheckpointKeys:
     every_steps: int | None = key(ABOVE_0)
     """Steps between checkpoints; null: not by steps."""
     keep: int = key(ABOVE_0)
-    """Latest checkpoints that are kept; the best one is kept beside them."""
+    """Number of latest checkpoints that are kept; the best checkpoint is kept beside them."""
     keep_finished: bool
     """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
     best: str | None = key(affects=phases_that_measure_best, at_resume=AtResume.fixed)
@@ -40,7 +40,7 @@ class CheckpointKeys:
     stop_after: str | None
     """Step after which the run stops with a checkpoint, such as ppo/40; resume continues it."""
     most_skipped: int | None = key(ABOVE_0)
-    """Steps in a row with gradients that are not finite after which the run ends; null: never."""
+    """Steps in a row without finite gradients after which the run ends; null: never."""
     grace_seconds: int = key(SECONDS)
     """Seconds after SIGTERM in which a step may end and a checkpoint be written."""
 
@@ -69,7 +69,7 @@ def check_checkpoint(config: RunConfig) -> None:
         ),
         **{
             f"checkpoint.{key}={str(value).lower()}: no metric says what is best; add "
-            "checkpoint.best=ppo/eval_score, or that of another phase": best is None and bool(value)
+            "checkpoint.best, such as checkpoint.best=ppo/eval_score": best is None and bool(value)
             for key in ("load_best", "patience")
             for value in [getattr(checkpoint, key)]
         },

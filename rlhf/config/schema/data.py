@@ -64,9 +64,9 @@ class DataKeys:
     eval_share: float = key(BETWEEN_0_AND_1)
     """Share of each phase's examples to hold out if the data has no held-out examples."""
     split: list[float]
-    """Proportions of SFT, reward (also DPO) and PPO; phases that do not run get none."""
+    """Proportions of SFT, reward (also DPO) and PPO; if several phases run, the others get none."""
     seed: int | None = key(AT_LEAST_0)
-    """Seed of the division over phases, generated examples and label noise; null: the seed."""
+    """Seed of the division over phases, generated examples and label noise; null: seed."""
     size: int = key(AT_LEAST_0)
     """Examples to generate; with other sources, the number that plans assume (0: read the data)."""
     subset: str | None = key(unread=GENERATED)
@@ -96,7 +96,7 @@ def check_data(config: RunConfig) -> None:
     paths = {"data.path": data.path} if not (data.path is None and data.sets) else {}
     paths |= {"data.eval_path": data.eval_path} if data.eval_path is not None else {}
     shares = dict(zip(SPLIT_PHASES, data.split, strict=False))
-    named = {phase for each in data.sets.values() for phase in each.phases or ()}
+    set_phases = {phase for dataset in data.sets.values() for phase in dataset.phases or ()}
     fix = "make the number of {0} positive, or remove {0} from phase.order"
     if config.from_run is not None:
         fix = (
@@ -116,11 +116,11 @@ def check_data(config: RunConfig) -> None:
             for key, value in paths.items()
         },
         **{
-            f"data.sets.{name}.columns.{column}={text}: must be a JMESPath expression": (
-                not isinstance(text, str)  # OmegaConf does not check its type
+            f"data.sets.{name}.columns.{column}={expression}: must be a JMESPath expression": (
+                not isinstance(expression, str)  # OmegaConf does not check its type
             )
             for name, dataset in data.sets.items()
-            for column, text in (dataset.columns or {}).items()
+            for column, expression in (dataset.columns or {}).items()
         },
         **{
             f"data.sets.{name}.phases={[p.value for p in dataset.phases or ()]}: choose among "
@@ -135,7 +135,7 @@ def check_data(config: RunConfig) -> None:
         ),
         **{
             f"data.split={data.split}: the {phase} phase runs and has no share; "
-            f"{fix.format(phase)}": not shares.get(phase.phase_in_split) and phase not in named
+            f"{fix.format(phase)}": not shares.get(phase.phase_in_split) and phase not in set_phases
             for phase in order
         },
     }
@@ -157,7 +157,7 @@ def drop_shares_of_absent_phases(config: RunConfig) -> RunConfig:
     order = config.phase.order
     if len(order) == 1 or config.from_run is not None:
         return config
-    own = {phase.phase_in_split for phase in order}
+    kept = {phase.phase_in_split for phase in order}
     shares = zip(SPLIT_PHASES, config.data.split, strict=True)
-    split = [share if phase in own else 0.0 for phase, share in shares]
+    split = [share if phase in kept else 0.0 for phase, share in shares]
     return replace(config, data=replace(config.data, split=split))

@@ -29,7 +29,7 @@ class HardwareConfig:
     ranks_per_node: int = key(ABOVE_0, at_resume=AtResume.rounding)
     """Processes on each node; on GPUs, one per GPU."""
     cores_per_rank: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
-    """CPU cores that a rank computes on; null: an equal share, also of sampling processes."""
+    """CPU cores that a rank computes on; null: ranks and sampling processes share them equally."""
     dtype: Dtype
     """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
     fp32_logits: When = key(unread=[needs("dtype", "auto", "bf16", "fp16")])

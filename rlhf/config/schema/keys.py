@@ -46,7 +46,7 @@ MINUTES = Bound(f"above 0 and at most {YEAR_S // 60} (a year)", lambda x: 0 < x 
 PORT = Bound("from 1 to 65535", lambda x: 0 < x <= LAST_PORT)
 ZERO_STAGE = Bound("0, 1, 2 or 3", lambda x: x in range(4))
 FROZEN_STAGE = Bound("0 or 3", lambda x: x in {0, 3})
-LARGEST = 2**63 - 1  # largest integer of torch
+LARGEST_INTEGER = 2**63 - 1  # largest integer of torch
 
 # A function of the whole configuration that returns the phases whose own work reads a key.
 Affects = Callable[[Any], frozenset[Phase]]
@@ -62,9 +62,9 @@ EVERY_PHASE = always_affects(*Phase)
 ANSWERING_PHASES = always_affects(Phase.ppo, Phase.dpo)
 ONLY_PPO = always_affects(Phase.ppo)
 
-# Keys that all parts of ``rewards`` read, and those of the kinds with a process of their own.
-OF_ALL = ("kind", "weight", "normalise")
-OF_PROCESSES = (*OF_ALL, "timeout_seconds", "fallback")
+# Keys that parts of ``rewards`` read (environment: not normalise); keys of parts with processes.
+PART_KEYS = ("kind", "weight", "normalise")
+PROCESS_KEYS = (*PART_KEYS, "timeout_seconds", "fallback")
 
 
 class AtResume(StrEnum):
@@ -80,7 +80,7 @@ class Unread(NamedTuple):
 
     ``keys`` are in the group of the key, unless they have a dot. ``holds`` is called with their
     values, and returns True if the key has no effect. ``fix`` may contain ``{key}`` (the first of
-    ``keys``), ``{group}``, ``{option}`` (which chooses an option of the group) and ``{value}``.
+    ``keys``), ``{group}``, ``{option}`` (the key that chooses the group's option) and ``{value}``.
     """
 
     keys: tuple[str, ...]
@@ -88,23 +88,23 @@ class Unread(NamedTuple):
     fix: str
 
 
-OFF = ("null", "false", "0", "0.0", "none", "never", "disabled")
+OFF_VALUES = ("null", "false", "0", "0.0", "none", "never", "disabled")
 
 
 def needs(key: str, *values: str, fix: str = "") -> Unread:
     """Return the rule for a key that has an effect only if ``key`` has one of ``values``.
 
-    Values are written as on the command line; without ``values``, all but ``OFF`` will do.
+    Values are written as on the command line; without ``values``, any but ``OFF_VALUES`` counts.
     """
 
     def is_unread(value: object) -> bool:
-        return format_value(value) in OFF if not values else format_value(value) not in values
+        return format_value(value) not in values if values else format_value(value) in OFF_VALUES
 
     return Unread((key,), is_unread, fix or f"use {{key}}={' or '.join(values)}")
 
 
 class Names(StrEnum):
-    """What a key names."""
+    """The kind of thing that the value of a key names."""
 
     place = "place"  # files or folders; a run stores their whole paths
     column = "column"  # a column of the data that PPO reads
@@ -114,7 +114,7 @@ class LossLimit(NamedTuple):
     """A limit on the tokens, or weights, that a loss learns from, which biases its gradient."""
 
     off: Any  # the value without a limit
-    effect: str
+    effect: str  # the effect of the limit, for a sentence of ``rlhf_lab.gradients``
 
 
 def key(
@@ -133,10 +133,10 @@ def key(
     Args:
         bound: rule for the number; null passes if the field's type allows it.
         default: default value, or the class of a group of keys that all have defaults.
-        affects: phases whose own work reads the key; later phases change through their inputs.
+        affects: returns the phases whose own work reads the key, not phases with changed inputs.
         at_resume: whether a resumed run may change the key; by default only if no phase reads it.
         is_inherited: whether a run with from_run takes the key from the finished run.
-        unread: rules for when the key has no effect; () for a key of a group that has rules.
+        unread: rules for when the key has no effect; () if the rules of its group do not apply.
         limit: what the key limits in a loss, for ``rlhf_lab.gradients``.
         names: what the value of the key names.
     """
@@ -162,26 +162,26 @@ def check_bounds(config: Any) -> None:
     for name, bound, value in _iterate_bounds(config):
         if value is not None and not (math.isfinite(value) and bound.holds(value)):
             raise ConfigError(f"{name}={value}: must be {bound.rule}")
-        if isinstance(value, int) and value > LARGEST:
-            raise ConfigError(f"{name}={value}: must be at most {LARGEST}")
+        if isinstance(value, int) and value > LARGEST_INTEGER:
+            raise ConfigError(f"{name}={value}: must be at most {LARGEST_INTEGER}")
 
 
 def _iterate_bounds(config: Any, prefix: str = "") -> Iterator[tuple[str, Bound, float | None]]:
     """Yield the dotted key, bound and value of every field with a bound, nested ones included."""
-    for each in fields(config):
-        name, value = prefix + each.name, getattr(config, each.name)
-        if "bound" in each.metadata:
-            yield name, each.metadata["bound"], value
+    for field in fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if "bound" in field.metadata:
+            yield name, field.metadata["bound"], value
         elif is_dataclass(value):
             yield from _iterate_bounds(value, f"{name}.")
         elif isinstance(value, dict):
-            for entry, one in value.items():
-                if is_dataclass(one):
-                    yield from _iterate_bounds(one, f"{name}.{entry}.")
+            for name_in_dict, entry in value.items():
+                if is_dataclass(entry):
+                    yield from _iterate_bounds(entry, f"{name}.{name_in_dict}.")
 
 
 def iterate_columns(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each dotted key in ``config``, a schema dataclass, that names a column; the name."""
+    """Yield the dotted keys in ``config``, a schema dataclass, that name columns, and the names."""
     for field in fields(config):
         value = getattr(config, field.name)
         if field.metadata.get("names") is Names.column and value is not None:
@@ -191,16 +191,16 @@ def iterate_columns(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def store_whole_paths(config: Any) -> Any:
-    """Return ``config``, a schema dataclass, with whole paths in the keys that name a place."""
+    """Return ``config``, a schema dataclass, with whole paths in the keys that name files."""
     changes: dict[str, Any] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
-        if each.metadata.get("names") is Names.place:
-            changes[each.name] = whole_path(value)
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.metadata.get("names") is Names.place:
+            changes[field.name] = whole_path(value)
         elif is_dataclass(value):
-            changes[each.name] = store_whole_paths(value)
+            changes[field.name] = store_whole_paths(value)
         elif isinstance(value, dict):
-            changes[each.name] = {
+            changes[field.name] = {
                 name: store_whole_paths(entry) if is_dataclass(entry) else entry
                 for name, entry in value.items()
             }
@@ -210,7 +210,7 @@ def store_whole_paths(config: Any) -> Any:
 def format_value(value: Any, *, keeps_unset: bool = False) -> str:
     """Return ``value`` as it is typed on the command line.
 
-    Mappings lose their values null, false and [], unless ``keeps_unset``.
+    Unless ``keeps_unset``, entries of mappings are dropped if they are null, false or [].
     """
     if value is None:
         return "null"

@@ -30,7 +30,7 @@ COUNTS = ("hidden_size", "intermediate_size", "num_attention", "num_hidden", "nu
 
 PRETRAINED = needs("init", "pretrained", fix="use {option}=pretrained {group}.path={value}")
 RANDOM = needs("init", "random", fix="use {option}=tiny")
-OWN = needs("init", "pretrained", "random", fix="use {option}=pretrained {group}.path={value}")
+IS_MODEL = needs("init", "pretrained", "random", fix="use {option}=pretrained {group}.path={value}")
 NO_TOKENIZER = Unread(("tokenizer",), lambda place: place is not None, "use {key}=null")
 
 
@@ -55,15 +55,15 @@ class ModelConfig:
     """Keys of one model: its weights, or the architecture to build it from."""
 
     init: ModelInit
-    """pretrained: load path; random: build architecture. For reward_model also sft: the run's SFT
-    model, and gold: no reward model, but the judge of the synthetic task."""
+    """pretrained: load the model at path; random: build it by architecture. For reward_model also
+    sft: the run's SFT model, and gold: no reward model, but the judge of the synthetic task."""
     path: str | None = key(unread=[PRETRAINED], names=Names.place)
     """Hugging Face model folder or hub id; null if init is not pretrained."""
     revision: str | None = key(unread=[PRETRAINED])
     """Hub revision of path; null: the newest."""
-    tokenizer: str | None = key(unread=[OWN], names=Names.place)
+    tokenizer: str | None = key(unread=[IS_MODEL], names=Names.place)
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
-    end_token: str | None = key(unread=[OWN])
+    end_token: str | None = key(unread=[IS_MODEL])
     """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens
     of generation_config.json end responses too."""
     vocab_size: int = key(AT_LEAST_0, unread=[RANDOM, NO_TOKENIZER])
@@ -76,11 +76,11 @@ class ModelConfig:
     """Peak learning rates that suit the model; defaults of sft.lr, ppo.actor_lr and so on."""
     gradient_checkpointing: bool | int = key(AT_LEAST_0)
     """Recompute activations in the backward pass: slower, less memory; N: in the first N layers."""
-    compile: bool = key(at_resume=AtResume.rounding, unread=[OWN])
+    compile: bool = key(at_resume=AtResume.rounding, unread=[IS_MODEL])
     """Compile the layers with torch.compile: a slow start, then faster passes; not at stage 3."""
-    attention: str | None = key(unread=[OWN])
+    attention: str | None = key(unread=[IS_MODEL])
     """matmul (this project's; sdpa on a GPU), eager, sdpa or flash_attention_2; null: matmul."""
-    trust_remote_code: bool = key(unread=[OWN])
+    trust_remote_code: bool = key(unread=[IS_MODEL])
     """Run Python code from the model's repository; enable only for code that you have read."""
 
 
@@ -163,11 +163,11 @@ def check_sequence_lengths(
     ``fields_of`` returns the fields of a model's config, given its config group's key and value.
     Without ``fields_of``, only models that the run builds from an architecture are checked.
     """
-    after = config.token_limit_after_prompt
-    longest = f"rollout.max_prompt_tokens + {after[0]}", config.rollout.max_prompt_tokens + after[1]
+    rest_key, rest = config.token_limit_after_prompt
+    in_ppo = f"rollout.max_prompt_tokens + {rest_key}", config.rollout.max_prompt_tokens + rest
     for phase in config.phase.order:
-        own = f"{phase}.max_tokens", getattr(getattr(config, phase), "max_tokens", 0)
-        name, wanted = longest if phase is Phase.ppo else own
+        in_phase = f"{phase}.max_tokens", getattr(getattr(config, phase), "max_tokens", 0)
+        length_key, length = in_ppo if phase is Phase.ppo else in_phase
         for group, model in starting_models(config, phase):
             is_random = model.init is ModelInit.random
             built = model.architecture if is_random else {}
@@ -177,8 +177,8 @@ def check_sequence_lengths(
             place = f"{group}.architecture." if is_random else f"{group}.path={model.path}, "
             if not isinstance(limit, int | float):
                 raise ConfigError(f"{place}{field}={limit}: must be a number")
-            if wanted > limit:
+            if length > limit:
                 raise ConfigError(
-                    f"{name}={wanted}: the model has {limit} positions ({place}{field}); "
+                    f"{length_key}={length}: the model has {limit} positions ({place}{field}); "
                     f"use {limit} or less, or a model with more positions"
                 )

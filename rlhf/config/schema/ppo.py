@@ -129,7 +129,7 @@ class PpoKeys(AdamWConfig):
     cliprange_value: float | None = key(ABOVE_0, unread=[CRITIC, VALUE_LOSS])
     """Values are clipped to within this distance of the rollout's values; null: not clipped."""
     scale_reward: ScaleReward
-    """Divide scores by: none; running: their deviation so far; reference: a fixed deviation."""
+    """none: keep scores; running: divide by their deviation so far; reference: by a fixed one."""
     scale_reward_shift: bool = key(unread=[needs("scale_reward", "running", "reference")])
     """With scale_reward, also subtract the mean of the scores before the division."""
     reference_score_mean: float | None = key(SCORE, unread=[FIXED_SCALE, SHIFTED])

@@ -14,8 +14,8 @@ from rlhf.config.roles import has_reward_model
 from rlhf.config.schema.keys import (
     ABOVE_0,
     AT_LEAST_0,
-    OF_ALL,
-    OF_PROCESSES,
+    PART_KEYS,
+    PROCESS_KEYS,
     SCORE,
     SECONDS,
     Names,
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     AnyRewardKind = RewardKind
 else:  # also the kinds of installed methods
-    OF_METHODS = [kind for method in installed_methods() for kind in method.reward_kinds]
-    OF_CORE = [kind.value for kind in RewardKind]
-    AnyRewardKind = StrEnum("RewardKind", {kind: kind for kind in [*OF_CORE, *OF_METHODS]})
+    METHOD_KINDS = [kind for method in installed_methods() for kind in method.reward_kinds]
+    CORE_KINDS = [kind.value for kind in RewardKind]
+    AnyRewardKind = StrEnum("RewardKind", {kind: kind for kind in [*CORE_KINDS, *METHOD_KINDS]})
 
 
 @dataclass(kw_only=True)
@@ -92,18 +92,18 @@ class RewardTerm(RewardTermOptions, RewardTermKeys):
 
 AUTO = "auto"  # sealed=auto: the hash of the code and files at the start of the run
 # The keys that each kind reads; a key with * must be set.
-READ = {
-    RewardKind.model: OF_ALL,
-    RewardKind.gold: OF_ALL,
+KEYS_BY_KIND = {
+    RewardKind.model: PART_KEYS,
+    RewardKind.gold: PART_KEYS,
     RewardKind.environment: ("kind", "weight"),
-    RewardKind.function: (*OF_PROCESSES, "function*", "run_code", "columns", "sealed", "files"),
-    RewardKind.http: (*OF_PROCESSES, "url*", "token_variable", "batch_size", "retries", "columns"),
-    RewardKind.length: (*OF_PROCESSES, "least", "most", "slack"),
-    RewardKind.stop: OF_PROCESSES,
-    RewardKind.pattern: (*OF_PROCESSES, "pattern*", "whole"),
-    RewardKind.exact: (*OF_PROCESSES, "columns*"),
-    RewardKind.number: (*OF_PROCESSES, "columns*"),
-    RewardKind.json: (*OF_PROCESSES, "json_schema"),
+    RewardKind.function: (*PROCESS_KEYS, "function*", "run_code", "columns", "sealed", "files"),
+    RewardKind.http: (*PROCESS_KEYS, "url*", "token_variable", "batch_size", "retries", "columns"),
+    RewardKind.length: (*PROCESS_KEYS, "least", "most", "slack"),
+    RewardKind.stop: PROCESS_KEYS,
+    RewardKind.pattern: (*PROCESS_KEYS, "pattern*", "whole"),
+    RewardKind.exact: (*PROCESS_KEYS, "columns*"),
+    RewardKind.number: (*PROCESS_KEYS, "columns*"),
+    RewardKind.json: (*PROCESS_KEYS, "json_schema"),
     RewardKind.judge: READ_BY_JUDGES,
     **{kind: keys for method in installed_methods() for kind, keys in method.reward_kinds.items()},
 }
@@ -146,18 +146,18 @@ def check_rewards(config: RunConfig) -> None:
 
 def check_reward_term(key: str, part: RewardTerm) -> None:
     """Check the keys and values of the part of the score that ``key`` names."""
-    kind, read = part.kind, READ[part.kind]
+    kind, read = part.kind, KEYS_BY_KIND[part.kind]
     required = {name.rstrip("*") for name in read if name.endswith("*")}
     names = [name.rstrip("*") for name in read]
-    for each in fields(part):
-        value, default = getattr(part, each.name), each.default
+    for declared in fields(part):
+        value, default = getattr(part, declared.name), declared.default
         is_set = value != ([] if default is MISSING else default)
         broken = {
-            f"{key}.{each.name} is missing: kind={kind} needs it": (
-                each.name in required and not is_set
+            f"{key}.{declared.name} is missing: kind={kind} needs it": (
+                declared.name in required and not is_set
             ),
-            f"{key}.{each.name}={value}: kind={kind} does not read it; it reads "
-            f"{', '.join(names)}": is_set and each.name not in names,
+            f"{key}.{declared.name}={value}: kind={kind} does not read it; it reads "
+            f"{', '.join(names)}": is_set and declared.name not in names,
         }
         refuse_broken_rule(broken)
     function, columns = part.function, part.columns
@@ -181,8 +181,8 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         "has": part.sealed is not None and not re.fullmatch(f"{AUTO}|[0-9a-f]{{64}}", part.sealed),
         f"{key}.weight={part.weight:g}: a sealed part is a judge, from which PPO does not learn; "
         f"use weight=0, or remove {key}.sealed": part.sealed is not None and part.weight != 0,
-        f"{key}.files=[{','.join(part.files)}]: must be paths below the folder of the module of a "
-        "judge with sealed=auto": (part.sealed is None and bool(part.files))
+        f"{key}.files=[{','.join(part.files)}]: must be paths below the folder of the module, and "
+        "of a part with sealed set": (part.sealed is None and bool(part.files))
         or any(file.startswith("/") or ".." in file.split("/") for file in part.files),
     }
     refuse_broken_rule(broken)
@@ -198,13 +198,13 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
 
 def _check_url(key: str, url: str) -> None:
     try:
-        place = urlsplit(url)
-        port = place.port  # None: the default port of the scheme
+        parts = urlsplit(url)
+        port = parts.port  # None: the default port of the scheme
     except ValueError as error:  # brackets without an IPv6 address, or a port that is no number
         raise ConfigError(f"{key}={url}: not an address ({error})") from error
     broken = {
         "must be http://HOST... or https://HOST...": (
-            place.scheme not in ("http", "https") or not place.hostname
+            parts.scheme not in ("http", "https") or not parts.hostname
         ),
         "the port must be from 1 to 65535": port == 0,
         "must be ASCII without spaces; write %20 for a space": (

@@ -24,7 +24,7 @@ from rlhf.config.schema.keys import (
 if TYPE_CHECKING:
     from rlhf.options import RolloutConfig
 
-MEASURES = needs("backend", "fast", "vllm_server")
+LOGPROBS = needs("backend", "fast", "vllm_server")
 REUSE_DEPENDS = needs("reuse_logprobs", "auto")
 NO_DROPOUT = Unread(("ppo.actor_dropout",), bool, "use {key}=0")
 LIMITS_ROWS = needs("backend", "fast", "hybrid_engine")
@@ -67,10 +67,10 @@ class RolloutKeys:
     """Texts that end a response, as the end token does; they stay in the response."""
     max_rows: int | None = key(ABOVE_0, at_resume=AtResume.rounding, unread=[LIMITS_ROWS])
     """Responses that a rank decodes at once, while others wait; null: all responses of the rank."""
-    reuse_logprobs: When = key(affects=ONLY_PPO, unread=[MEASURES])
-    """Train on the rollout's log-probs; auto: while they agree with training. backend=fast only."""
+    reuse_logprobs: When = key(affects=ONLY_PPO, unread=[LOGPROBS])
+    """Train on the rollout's log-probs. auto: if they agree with training; always: backend=fast."""
     max_logprob_mismatch: float = key(
-        AT_LEAST_0, affects=ONLY_PPO, unread=[MEASURES, REUSE_DEPENDS, NO_DROPOUT, *NO_REUSE]
+        AT_LEAST_0, affects=ONLY_PPO, unread=[LOGPROBS, REUSE_DEPENDS, NO_DROPOUT, *NO_REUSE]
     )
     """Largest mean difference, in nats per token, at which reuse_logprobs=auto reuses log-probs."""
     gather_weights: When = key(unread=[FAST, SHARDED])
@@ -87,7 +87,7 @@ def check_rollout(rollout: RolloutConfig) -> None:
         f"rollout.stop={rollout.stop}: an empty text would end every response at its first token; "
         "remove the empty text from the list": "" in rollout.stop,
         f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
-        "rollout.backend=fast measures log-probabilities; use rollout.backend=fast, or "
+        "rollout.backend=fast measures log-probs as training does; use rollout.backend=fast, or "
         "rollout.reuse_logprobs=auto": (
             rollout.reuse_logprobs is When.always and rollout.backend != "fast"
         ),

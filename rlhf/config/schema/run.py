@@ -85,7 +85,7 @@ class LauncherConfig:
     master_port: int | None = key(PORT)
     """Port on the first node where several nodes meet; null: one for this SLURM job, or 29500."""
     watchdog_minutes: float | None = key(MINUTES)
-    """Minutes without the end of a step after which a run is ended as stuck; null: never."""
+    """Minutes without a token, batch or saved tensor after which a run is ended; null: never."""
     timeout_minutes: float = key(MINUTES)
     """Minutes that ranks wait for one another, including data preparation."""
 

@@ -150,7 +150,7 @@ def check_reward(config: RunConfig) -> None:
     reward, source, columns = config.reward, config.data.source, config.reward.score_columns
     is_regression = reward.loss is RewardLossName.regression
     is_pairwise = not is_regression and reward.unpaired is None
-    is_made = source in (Source.synthetic, Source.environment)
+    is_generated = source in (Source.synthetic, Source.environment)
     key = "label_smoothing" if reward.margin_column is None else "margin_column"
     wanted = [*(columns or ()), *filter(None, [reward.margin_column])]
     broken = {
@@ -160,13 +160,13 @@ def check_reward(config: RunConfig) -> None:
         ),
         "reward.loss=regression: data=synthetic and environments have no scores; use data=local "
         "data.path=FILE, or reward.loss=classification": (
-            is_regression and columns is None and is_made
+            is_regression and columns is None and is_generated
         ),
         f"reward.score_columns={columns}: only reward.loss=regression reads them; add "
         "reward.loss=regression, or use reward.margin_column": (
             columns is not None and not is_regression
         ),
-        f"reward.{key}={getattr(reward, key)}: reward.loss={reward.loss} has none; remove it, or "
+        f"reward.{key}={getattr(reward, key)}: reward.loss={reward.loss} ignores it; remove it, or "
         "use reward.loss=end": (
             not is_pairwise and (reward.margin_column is not None or reward.label_smoothing > 0)
         ),
@@ -176,7 +176,7 @@ def check_reward(config: RunConfig) -> None:
         ),
         f"reward.{'margin_column' if columns is None else 'score_columns'}: data=synthetic and "
         f"environments have no column {''.join(wanted[:1])}; use data=local data.path=FILE": (
-            bool(wanted) and is_made
+            bool(wanted) and is_generated
         ),
     }
     refuse_broken_rule(broken)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
     from rlhf.options import ZeroConfig
 
-# DeepSpeed's entries that zero.extra must not set -> our keys that set them.
-DECIDED: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
-FROZEN = (Role.reference, Role.reward)
-ROUGH_BETA2 = 0.99  # above this, a step changes a second moment less than bf16 can store
+# Our key that sets an entry of DeepSpeed's config, which zero.extra therefore must not set.
+KEY_BY_ENTRY: Mapping[str, str] = read_yaml_beside(__file__, "deepspeed_entries.yaml")
+FROZEN_ROLES = (Role.reference, Role.reward)
+MAX_BF16_BETA2 = 0.99  # a larger beta2 changes a second moment by less than bf16 can store
 
 
 @dataclass(kw_only=True)
@@ -83,8 +83,8 @@ class ZeroKeys:
 
 
 def _rules_of_extra_entries(extra: Mapping[str, Any]) -> dict[str, bool]:
-    """Return, by message, whether ``zero.extra`` has an entry that it must not have."""
-    reasons = {name: f"{own} sets this entry; use {own} instead" for name, own in DECIDED.items()}
+    """Return the messages of forbidden entries, each with True if ``zero.extra`` has the entry."""
+    reasons = {e: f"{key} sets this entry; use {key} instead" for e, key in KEY_BY_ENTRY.items()}
     reasons["data_types.grad_accum_dtype"] = (
         "DeepSpeed 0.19.8 then trains with an optimizer whose masters cannot be saved; to add "
         "gradients in fp32 use zero=stage0, or larger micro-batches"
@@ -157,11 +157,11 @@ def _nested_entry(node: Any, name: str) -> Any:
 def _stages_of_sharded_keys(zero: ZeroConfig) -> dict[str, dict[str, int]]:
     """Return, for each key that requires sharded weights, the stages that may shard them."""
     trained = {"zero.stage": zero.stage}
-    own = {f"{name}_stage": getattr(zero, f"{name}_stage") for name in ("critic", *FROZEN)}
-    anywhere = trained | {f"zero.{key}": n for key, n in own.items() if n is not None}
+    others = {f"{role}_stage": getattr(zero, f"{role}_stage") for role in ("critic", *FROZEN_ROLES)}
+    anywhere = trained | {f"zero.{key}": n for key, n in others.items() if n is not None}
     return {
         "offload_parameters": trained,
-        **{f"offload_{r}": {f"zero.{r}_stage": stage_of(r, zero)} for r in FROZEN},
+        **{f"offload_{r}": {f"zero.{r}_stage": stage_of(r, zero)} for r in FROZEN_ROLES},
         "quantize_weights": trained,
         "quantize_gradients": trained,
         "quantize_frozen_weights": trained,
@@ -177,27 +177,27 @@ def check_training_engine(config: RunConfig) -> None:
     zero, order = config.zero, config.phase.order
     ranks = config.hardware.nodes * config.hardware.ranks_per_node
     obstacle = setting_unsupported_by_torch(zero, ranks=ranks)
-    torch_only = "zero.engine=deepspeed" if zero.engine is TrainingEngine.deepspeed else obstacle
+    not_on_torch = "zero.engine=deepspeed" if zero.engine is TrainingEngine.deepspeed else obstacle
     beta2s = {f"{phase}.beta2": getattr(config, phase).beta2 for phase in order}
     if Phase.ppo in order:
         beta2s["ppo.critic_beta2"] = config.ppo.critic_beta2 or 0.0
-    is_half = zero.moments is MomentsDtype.bf16
+    is_bf16 = zero.moments is MomentsDtype.bf16
     broken = {
         f"zero.engine=torch with {obstacle}: plain torch runs one rank without offloading; use "
         "zero.engine=auto": zero.engine is TrainingEngine.torch and obstacle is not None,
-        f"zero.moments=bf16 with {torch_only}: only zero.engine=torch supports bf16 moments; use "
-        f"zero.moments=fp32, or change {torch_only}": is_half and torch_only is not None,
+        f"zero.moments=bf16 with {not_on_torch}: only zero.engine=torch supports bf16 moments; use "
+        f"zero.moments=fp32, or change {not_on_torch}": is_bf16 and not_on_torch is not None,
         **{
             f"zero.moments=bf16 with zero.{key}=0: stage 0 keeps weights and moments in fp32; use "
             "zero=stage1, which costs nothing on one rank, or zero.moments=fp32": (
-                is_half and stage == 0
+                is_bf16 and stage == 0
             )
             for key, stage in (("stage", zero.stage), ("critic_stage", zero.critic_stage))
         },
         **{
             f"{key}={beta2} with zero.moments=bf16: steps of the second moment would be lost to "
-            f"rounding; use {key}={ROUGH_BETA2} or less, or zero.moments=fp32": (
-                is_half and beta2 > ROUGH_BETA2
+            f"rounding; use {key}={MAX_BF16_BETA2} or less, or zero.moments=fp32": (
+                is_bf16 and beta2 > MAX_BF16_BETA2
             )
             for key, beta2 in beta2s.items()
         },

@@ -95,7 +95,7 @@ class EpisodeRollout:
         while self.ranks.any(bool(active)):
             rows = active or episodes[:1]
             responses = self.backend.generate(actor, self._build_turn_prompts(prompts, rows))
-            prompts = prompts._replace(continues=True)
+            prompts = prompts._replace(keeps_weights=True)
             has_logprobs = responses.logprobs_BT is not None
             if not active:
                 continue

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, OF_PROCESSES, Names, key
+from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, PROCESS_KEYS, Names, key
 
 SHARED = ("url*", "token_variable", "batch_size", "retries", "columns")  # keys of kind=http too
 OWN = ("rubric*", "model*", "votes", "temperature")
-READ_BY_JUDGES = (*OF_PROCESSES, *OWN, *SHARED)
+READ_BY_JUDGES = (*PROCESS_KEYS, *OWN, *SHARED)
 VERDICTS = "verdicts.jsonl"  # file in the run directory with the answers of all judges
 
 

@@ -109,7 +109,7 @@ class VllmServerRollout:
         Raises:
             RolloutError: if the server fails, or samples with weights other than the actor's.
         """
-        if not prompts.continues:
+        if not prompts.keeps_weights:
             self.weights.version = self._send_weights(actor)
         self._require_weight_version()
         seeds = (prompts.draws_BT[:, 0].double() * 2**31).long().tolist()

@@ -21,7 +21,7 @@ from rlhf.config.schema.supervised import PairsConfig
 from rlhf.data.pair_numbers import add_pair_numbers, read_pair_groups
 from rlhf.data.splits import PhaseData, swap_answers
 from rlhf.data.synthetic_pairs import GoldJudge
-from rlhf.data.tokens import TokenData, cache_key, find_examples, find_token_limit, tokenise
+from rlhf.data.tokens import TokenData, cache_key, find_example_kind, find_token_limit, tokenise
 from rlhf.engine.settings import EngineSettings
 from rlhf.phases.shared.step_signals import StopRequests
 from rlhf.run.console import Console
@@ -102,7 +102,7 @@ def phase_data_hash(context: RunContext, phase: Phase) -> str:
     measured = sha256_of(repr(sorted(groups.items())).encode()) if groups else ""
     return measured + cache_key(
         records_with_label_noise(context, phase),
-        find_examples(phase, config),
+        find_example_kind(phase, config),
         context.tokenizer,
         limit=find_token_limit(phase, config).tokens,
         template=config.data.template,
@@ -113,7 +113,7 @@ def _tokenise(context: RunContext, part: PhaseData, phase: Phase) -> TokenData:
     config = context.config
     return tokenise(
         part,
-        find_examples(phase, config),
+        find_example_kind(phase, config),
         context.tokenizer,
         limit=find_token_limit(phase, config),
         cache_dir=expand_user_path(config.data.cache_dir, key="data.cache_dir"),

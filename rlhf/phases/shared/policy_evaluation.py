@@ -123,7 +123,7 @@ def evaluate_policy(
         _store_values(measure_answers(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
         batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts)
-        again = ((prompts._replace(continues=True), batch) for prompts, batch in batches)
+        again = ((prompts._replace(keeps_weights=True), batch) for prompts, batch in batches)
         for prompts, responses, batch in _answers(context, policy.actor, policy.greedy, again):
             exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
             _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)

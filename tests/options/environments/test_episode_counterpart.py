@@ -169,7 +169,7 @@ def test_later_turns_say_that_they_continue(
     generate = HfRollout.generate
 
     def listen(backend: HfRollout, actor: Any, prompts: PromptBatch) -> Responses:
-        said.append(prompts.continues)
+        said.append(prompts.keeps_weights)
         return generate(backend, actor, prompts)
 
     monkeypatch.setattr(HfRollout, "generate", listen)

@@ -90,7 +90,7 @@ def test_the_server_gets_weights_then_prompts_and_settings(server: StandIn, tmp_
     backend.generate(actor(), prompts())
     assert len(server.loaded) == 2, "new weights for every rollout"
     greedy = replace(backend, sampling=replace(backend.sampling, top_k=1))
-    greedy.generate(actor(), prompts()._replace(continues=True))
+    greedy.generate(actor(), prompts()._replace(keeps_weights=True))
     assert len(server.loaded) == 2, "the greedy answers of an evaluation need no new weights"
 
 
@@ -177,12 +177,12 @@ def test_a_later_turn_keeps_the_weights_and_the_prefix_cache(
     backend = rollout(server, tmp_path)
     first = backend.generate(actor(), prompts())
     server.routes.clear()
-    again = backend.generate(actor(), prompts()._replace(continues=True))
+    again = backend.generate(actor(), prompts()._replace(keeps_weights=True))
     assert set(server.routes) == {"/weight_info", "/v1/models", "/v1/completions"}
     assert again.ids_BT.equal(first.ids_BT)
     server.version = "of another run"
     with pytest.raises(RolloutError, match="it samples with the weights of another run"):
-        backend.generate(actor(), prompts()._replace(continues=True))
+        backend.generate(actor(), prompts()._replace(keeps_weights=True))
 
 
 ON_GPU = f"{WITH_FP32_LOGITS} {BY_NCCL}"

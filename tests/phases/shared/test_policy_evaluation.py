@@ -27,7 +27,7 @@ class Answers:
         self.continues: list[bool] = []
 
     def generate(self, _: Any, prompts: PromptBatch) -> Responses:
-        self.continues.append(prompts.continues)
+        self.continues.append(prompts.keeps_weights)
         rows = list(zip(map(tuple, prompts.draws_BT.tolist()), prompts.texts, strict=True))
         self.seen |= dict(rows)
         tokens_B = prompts.attend_BP.sum(dim=1)
