@@ -21,7 +21,7 @@ def build_parameter_placer(
     """Return a function that puts a parameter where DeepSpeed keeps it, in the engine's precision.
 
     The function returns this rank's part (without sharding the whole parameter), or None if the
-    parameter is sharded already. The torch engine needs fp32 weights: its result is None.
+    parameter is sharded already. For the torch engine, which needs fp32 weights, return None.
     """
     if settings.runs_on_torch(role, ranks=ranks.size):
         return None
@@ -101,7 +101,7 @@ def skip_shm_kernel_compilation() -> None:
 
     The collectives serve tensor-parallel inference, which is not used here. Compiling them needs a
     compiler, takes half a minute at the first start, and prints to the console. This function also
-    keeps DeepSpeed from checking which ops can be compiled, which takes half a second per rank.
+    skips DeepSpeed's check of all its ops (half a second per rank), and silences its warnings.
     """
     import logging
 
