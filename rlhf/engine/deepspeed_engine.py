@@ -42,8 +42,8 @@ class DeepSpeedEngine(BaseEngine):
     """An ``Engine`` that runs, trains and gathers one model with DeepSpeed.
 
     Gradients are *summed* over micro-batches and ranks (DeepSpeed itself averages them): a caller
-    that divides its loss sums by the count of the whole batch gets the same step however the batch
-    is split.
+    that divides its sums of losses by the size of the whole batch gets the same step however this
+    batch is split.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DeepSpeedEngine(BaseEngine):
         is_bf16 = settings.dtype is Dtype.bf16
         super().__init__(casts_to_bf16=is_bf16 and not has_half, device=ranks.device)
         self._may_overflow = settings.dtype is Dtype.fp16
-        self._num_parts = plan.accumulation * ranks.size
+        self._num_micro_batches = plan.accumulation * ranks.size
         self.is_sharded = stage == SHARDED_WEIGHTS
         config = deepspeed_config(
             role,
@@ -93,7 +93,7 @@ class DeepSpeedEngine(BaseEngine):
         micro-batch except the last, after which this engine's ``step`` calls it.
         """
         beat()
-        self._deepspeed.backward(loss * self._num_parts)
+        self._deepspeed.backward(loss * self._num_micro_batches)
         if not self._deepspeed.is_gradient_accumulation_boundary():
             self._deepspeed.step()
 
@@ -283,10 +283,10 @@ def _require_nvme_support(section: dict[str, Any]) -> None:
         CapabilityError: if DeepSpeed's async_io cannot be built (the message names what to
             install), or the folder cannot be created.
     """
-    for place in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
-        if place.get("device") != "nvme":
+    for offload in (section.get("offload_param", {}), section.get("offload_optimizer", {})):
+        if offload.get("device") != "nvme":
             continue
-        folder = Path(place["nvme_path"])
+        folder = Path(offload["nvme_path"])
         if not _has_async_io():
             raise CapabilityError(
                 f"zero.nvme_path={folder.parent}: DeepSpeed cannot build its async_io here; "
@@ -330,10 +330,10 @@ def require_quantizer(zero: ZeroConfig) -> None:
     keys = ("quantize_weights", "quantize_gradients", "quantize_frozen_weights")
     used = [f"zero.{key}=true" for key in keys if getattr(zero, key)]
     if used and (obstacle := op_unavailable_reason("QuantizerBuilder")) is not None:
-        raise CapabilityError(f"{', '.join(used)}: {obstacle}; or run without this option")
+        raise CapabilityError(f"{', '.join(used)}: {obstacle}; or use false instead")
 
 
-CARD = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU architecture that DeepSpeed can read: 9.0+PTX
+ARCH = re.compile(r"\d+\.\d+(\+PTX)?")  # a GPU architecture that DeepSpeed can read: 9.0+PTX
 
 
 def op_unavailable_reason(builder: str) -> str | None:
@@ -347,12 +347,12 @@ def op_unavailable_reason(builder: str) -> str | None:
     )
 
     if not torch.cuda.is_available():
-        return "DeepSpeed has these kernels for GPUs only; use one, and install the CUDA toolkit"
+        return "DeepSpeed has these kernels for GPUs only; use a GPU, and install the CUDA toolkit"
     op = getattr(op_builder, builder)()
     if installed_ops.get(op.name):
         return None
     archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    if any(CARD.fullmatch(card) is None for card in archs.replace(";", " ").split()):
+    if any(ARCH.fullmatch(arch) is None for arch in archs.replace(";", " ").split()):
         return (
             f"DeepSpeed's kernels ({op.name}) cannot be compiled here: DeepSpeed cannot read "
             f"TORCH_CUDA_ARCH_LIST={archs}: it must be numbers, such as 9.0; unset the variable"

@@ -21,8 +21,8 @@ from rlhf.config.choices import Device, Dtype
 from rlhf.config.machine_rates import resolve_cpu_dtype
 from rlhf.config.schema.hardware import HardwareConfig
 
-DRIVER = Path("/proc/driver/nvidia/version")
-DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA version -> oldest driver that supports it
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+OLDEST_DRIVERS = {"13": 580, "12": 525, "11": 450}  # CUDA version -> oldest driver that supports it
 TORCH_DTYPES = {
     Dtype.fp32: torch.float32,
     Dtype.bf16: torch.bfloat16,
@@ -107,7 +107,7 @@ def _missing_gpu_advice() -> str:
     if torch.version.cuda is None:
         return "install a CUDA build of torch and check nvidia-smi"
     driver = read_driver_version()
-    needed = DRIVERS.get(torch.version.cuda.partition(".")[0])
+    needed = OLDEST_DRIVERS.get(torch.version.cuda.partition(".")[0])
     if driver is not None and needed is not None and int(driver.partition(".")[0]) < needed:
         return (
             f"update the NVIDIA driver {driver} to {needed} or newer, which CUDA "
@@ -116,13 +116,13 @@ def _missing_gpu_advice() -> str:
     return "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 
-def read_driver_version(file: Path = DRIVER) -> str | None:
+def read_driver_version(file: Path = DRIVER_FILE) -> str | None:
     """Return the version of NVIDIA's driver, such as 535.104.05; None if no driver is loaded."""
     try:
-        found = re.search(r"Kernel Module .*?(\d+\.[\d.]+)", file.read_text())
+        match = re.search(r"Kernel Module .*?(\d+\.[\d.]+)", file.read_text())
     except OSError:
         return None
-    return found and found[1]
+    return match and match[1]
 
 
 def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
@@ -132,11 +132,11 @@ def _has_kernels(kernels: list[str], capability: tuple[int, int]) -> bool:
     on all later GPUs, and a kernel such as sm_90a only on GPUs of exactly its capability.
     """
     for kernel in kernels:
-        found = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
-        assert found is not None, kernel
-        kind, major, minor, exact = found.groups()
+        match = re.fullmatch(r"(\w+)_(\d+)(\d)(\D?)", kernel)
+        assert match is not None, kernel
+        prefix, major, minor, exact = match.groups()
         target = int(major), int(minor)
-        is_same_generation = kind == "compute" or target[0] == capability[0]
+        is_same_generation = prefix == "compute" or target[0] == capability[0]
         if target == capability or (is_same_generation and target < capability and exact != "a"):
             return True
     return False
@@ -157,7 +157,7 @@ def select_device(device: Device) -> torch.device:
     """Select and return the device of this process for torch and DeepSpeed.
 
     Raises:
-        CapabilityError: if this rank has no GPU of its own and ``device`` is cuda.
+        CapabilityError: if ``device`` is cuda and ``check_gpus`` finds no usable GPU for this rank.
     """
     # DeepSpeed reads its accelerator and local rank from the environment at its first import.
     os.environ["DS_ACCELERATOR"] = device.value

@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-PAUSE_S = 0.25
-# Seconds that all threads together wait for a core, per second. Above SHARED, other programs use
-# the cores too; below FREE they do not. FREE is lower, since threads that sleep early wait less.
+PAUSE_S = 0.25  # seconds between two looks at the cores
+# Seconds that all threads together wait for a core, per second. Above SHARED, other programs
+# use the cores too; below FREE, which is lower as threads that sleep early wait less, none do.
 SHARED, FREE = 0.2, 0.05
 
 
@@ -44,7 +44,7 @@ def sleep_early_on_shared_cores() -> Iterator[None]:
 
 def _watch_cores(libgomp: ctypes.CDLL, over: Event) -> None:
     """Until ``over`` is set, keep the sleeping team while this process's threads lack cores."""
-    freed: Event | None = None  # ends the sleeping team; None: there is no team
+    freed: Event | None = None  # ends the sleeping team; None if there is no team
     waited, began = waiting_seconds(), time.monotonic()
     while not over.wait(PAUSE_S):
         now, end = waiting_seconds(), time.monotonic()
@@ -91,11 +91,11 @@ def waiting_seconds(tasks: Path = Path("/proc/self/task")) -> float:
 
 
 def _find_libgomp(maps: Path = Path("/proc/self/maps")) -> ctypes.CDLL | None:
-    """Return the libgomp that this process has loaded, torch's if several; None: none is loaded.
+    """Return the loaded libgomp, torch's if there are several; None if none is loaded.
 
     Other packages may have loaded copies too; torch's copy is in torch's folder.
     """
     lines = [line for line in maps.read_text().splitlines() if "libgomp" in line]
     paths = {line.split(maxsplit=5)[5] for line in lines}
-    found = sorted(paths, key=lambda path: "/torch/" in path)
-    return ctypes.CDLL(found[-1]) if found else None
+    sorted_paths = sorted(paths, key=lambda path: "/torch/" in path)
+    return ctypes.CDLL(sorted_paths[-1]) if sorted_paths else None

@@ -30,8 +30,8 @@ def build_engine(
     obstacle = settings.setting_unsupported_by_torch(role, ranks=ranks.size)
     if zero.engine is TrainingEngine.torch and obstacle is not None:
         raise CapabilityError(
-            f"zero.engine=torch with {obstacle}: this engine requires one rank, no offloading, "
-            "and bf16 or fp32; use zero.engine=auto"
+            f"zero.engine=torch with {obstacle}: only DeepSpeed supports this setting; "
+            "use zero.engine=auto"
         )
     is_torch = settings.runs_on_torch(role, ranks=ranks.size)
     wants_bf16_moments = optimizer is not None and zero.moments is MomentsDtype.bf16

@@ -97,14 +97,14 @@ class OptimizerSettings:
 
 def optimizer_settings(
     config: RunConfig,
-    own: OptimizerConfig,
+    group: OptimizerConfig,
     phase: Phase,
     role: Role,
     *,
     total_steps: int,
 ) -> OptimizerSettings:
-    """Return the optimizer settings of ``role``; ``own`` is the config group with its options."""
-    settings = OptimizerSettings.from_config(own, total_steps=total_steps)
+    """Return the optimizer settings of ``role``; ``group`` is the config group that holds them."""
+    settings = OptimizerSettings.from_config(group, total_steps=total_steps)
     if (phase, role) == (Phase.ppo, Role.actor) and config.ppo.ema_beta > 0:
         from rlhf.options.average.moving_average import MovingAverage
 

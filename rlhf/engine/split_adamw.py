@@ -49,7 +49,7 @@ class SplitAdamW:
         }
         self._parameters = trained
         self._states = [_split_parameter(p, halves[p], moments) for p in trained]
-        self._way = _select_adamw(trained, moments)
+        self._update = _select_adamw(trained, moments)
 
     @property
     def masters(self) -> Masters:
@@ -72,7 +72,7 @@ class SplitAdamW:
     @torch.no_grad()
     def grad_norm(self) -> float:
         """Return the Euclidean norm of all gradients, summed in fp32 or better."""
-        return math.sqrt(self._way.sum_of_squares(self._gradients()))
+        return math.sqrt(self._update.sum_of_squares(self._gradients()))
 
     @torch.no_grad()
     def step(self, *, scale: float = 1.0) -> None:
@@ -93,7 +93,7 @@ class SplitAdamW:
             for group in self.param_groups
             for _ in group["params"]
         ]
-        self._way.step(self._states, self._gradients(), scalars)
+        self._update.step(self._states, self._gradients(), scalars)
 
     def _gradients(self) -> list[Tensor | None]:
         return [parameter.grad for parameter in self._parameters]

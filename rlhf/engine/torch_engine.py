@@ -106,11 +106,11 @@ class TorchEngine(BaseEngine):
             module.requires_grad_(requires_grad=False)
         dtype = torch.bfloat16 if has_half else torch.float32
         places = allocate_weights(list(module.parameters()), dtype, ranks.device)
-        for parameter, home in places.items():
+        for parameter, place in places.items():
             if not has_half:
-                parameter.data = home.copy_(parameter.data)
+                parameter.data = place.copy_(parameter.data)
             elif not parameter.requires_grad:
-                parameter.data = round_to_bf16(parameter.data, home)
+                parameter.data = round_to_bf16(parameter.data, place)
         for buffer in module.buffers():
             buffer.data = buffer.data.to(ranks.device)
         if optimizer is None:

@@ -1,12 +1,12 @@
 """The state of a trained model: fp32 weights, AdamW's moments and a follower of the weights.
 
 A state has the same tensors for every engine, ZeRO stage and number of ranks, so that a run can
-continue on other ranks. Each tensor is flat and named KIND/PARAMETER:
+continue on other ranks. Each tensor is flat and belongs to the trained parameter NAME:
 
     weights/NAME   fp32 weights, from which the model's weights are rounded
     first/NAME     first moment of AdamW
     second/NAME    second moment of AdamW
-    KIND/NAME      the follower's tensor, such as the average of the weights
+    KIND/NAME      the follower's tensor, by its ``kind``, such as the average of the weights
 
 ``BaseEngine``, the base class of the engines, evaluates a module and gathers its weights.
 """
@@ -140,8 +140,8 @@ def set_adamw_step_counts(
 def deepspeed_pieces(engine: Any, ranks: Ranks, *, stage: int) -> list[Piece]:
     """Return the piece of each trained parameter of a DeepSpeed engine in the masters' shards.
 
-    ``find_deepspeed_masters`` returns these shards. DeepSpeed 0.19.8 keeps the places in attributes
-    of parameters (stages 1 and 2) or of its optimizer (stage 3).
+    ``find_deepspeed_masters`` returns these shards. DeepSpeed 0.19.8 stores the
+    positions of pieces in its parameters (stages 1 and 2) or its optimizer (stage 3).
     """
     trained = {n: p for n, p in engine.module.named_parameters() if p.requires_grad}
     if stage == 0:

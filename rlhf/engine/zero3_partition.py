@@ -103,7 +103,7 @@ def skip_shm_kernel_compilation() -> None:
 
     The collectives serve tensor-parallel inference, which is not used here. Compiling them needs a
     compiler, takes half a minute at the first start, and prints to the console. This function also
-    keeps DeepSpeed from checking which ops can be compiled, which takes half a second per rank.
+    skips DeepSpeed's check of all its ops (half a second per rank), and silences its warnings.
     """
     import logging
 

@@ -118,7 +118,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRo
         return _replaced_row("log-probs")
     torch.manual_seed(1)
     names = ("log-sum-exp", "entropy", "logit", "gradient")
-    errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, few=FEW))
+    errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, compared=FEW))
     ids_N, outs = torch.randint(vocabulary, (tokens,), device=GPU), torch.zeros(3, tokens)
     reduce = partial(kernel.reduce_logits, logits_NV.normal_(), ids_N, scale=1.0)
     seconds = _seconds_per_launch(partial(reduce, outs=tuple(outs.to(GPU))))

@@ -3,9 +3,9 @@
 ``python -m rlhf.gpu_check`` repeats the comparisons of AdamW, log-probs and attention at the sizes
 of real models.
 
-Shapes: N = tokens, F = the first tokens, which alone are compared, V = vocabulary, R = rows of a
-KV cache, L = columns of the KV cache, K = key/value heads, G = query heads for each of them, D =
-head size, S = scores of a row.
+Shapes: N = tokens, F = the first tokens, the only ones compared, V = vocabulary, R = rows and L =
+columns of a KV cache, K = key/value heads, G = query heads per key/value head, D = head size, S =
+scores of a row.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from rlhf.kernels.torch_adamw import (
     fp32_weights,
 )
 
-FEW = 32  # rows of logits, or of attention scores, that are compared
+COMPARED_ROWS = 32  # rows of logits, or of attention scores, that are compared
 MOST_WEIGHTS = 2**18  # most weights of a parameter in the comparisons of AdamW and averages
 SCALE = 1.25  # factor on the logits in comparisons; a run has 1 / temperature
-SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)
+SCALARS = AdamwScalars(0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1, 0.19, 0.0975)  # of a second step
 
 
 class CheckedKernels:
     """The kernels of a device; torch replaces a kernel whose results differ from torch's.
 
-    ``kernels`` is the module cpu_kernels or gpu_kernels, which has some of these functions. The
-    functions return None if there is no kernel, and may raise any error if it cannot run.
+    ``kernels`` is the module cpu_kernels or gpu_kernels. Its functions have the names of methods of
+    this class; they return None if there is no kernel, and may raise any error if it cannot run.
     ``rlhf.kernels.torch_adamw.Split`` explains how two 16-bit halves store an fp32 number.
     """
 
@@ -52,21 +52,22 @@ class CheckedKernels:
         """Return one line that names the kernels of a run in ``dtype``; None to print no line."""
         if are_off():
             return "kernels: none, as hardware.kernels=off"
-        summarize: Callable[[Dtype], str | None] = self._load("summarize_kernels")
+        summarize: Callable[[Dtype], str | None] = self._find("summarize_kernels")
         return summarize(dtype)
 
     def adamw_kernel(
         self, sizes: Sequence[int], device: torch.device, moments: torch.dtype
     ) -> AdamwUpdate | None:
         """Return the kernel for AdamW steps of fp32 parameters stored in 16-bit halves."""
-        load, few = self._kernels.adamw_kernel, _shorten(sizes)
-        compare = partial(compare_adamw, partial(load, few, device, moments), few, device, moments)
+        load, short = self._kernels.adamw_kernel, _shorten(sizes)
+        load_short = partial(load, short, device, moments)
+        compare = partial(compare_adamw, load_short, short, device, moments)
         return self._use("AdamW", partial(load, sizes, device, moments), compare)
 
     def average_kernel(self, sizes: Sequence[int], device: torch.device) -> AverageKernel | None:
         """Return the kernel for moving averages of fp32 parameters stored in 16-bit halves."""
-        load, few = self._load("average_kernel"), _shorten(sizes)
-        compare = partial(_compare_averages, partial(load, few, device), few, device)
+        load, short = self._find("average_kernel"), _shorten(sizes)
+        compare = partial(_compare_averages, partial(load, short, device), short, device)
         return self._use("moving averages", partial(load, sizes, device), compare)
 
     def logprobs_kernel(self, logits: Tensor) -> LogprobsKernel | None:
@@ -76,35 +77,35 @@ class CheckedKernels:
 
     def draw_kernel(self, logits: Tensor) -> DrawKernel | None:
         """Return the kernel that samples from ``logits``."""
-        return self._use_on_rows("sampling", self._load("draw_kernel"), _compare_draws, logits)
+        return self._use_on_rows("sampling", self._find("draw_kernel"), _compare_draws, logits)
 
     def softmax_kernel(self, scores: Tensor) -> SoftmaxKernel | None:
         """Return the kernel that computes the softmax of attention ``scores`` (..., S)."""
-        return self._use_on_rows("softmax", self._load("softmax_kernel"), _compare_softmax, scores)
+        return self._use_on_rows("softmax", self._find("softmax_kernel"), _compare_softmax, scores)
 
     def attention_kernel(
         self, kv_cache_2RKLD: Tensor, group: int
     ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
         """Return a function that computes the attention of one new token per row over a KV cache.
 
-        Each key head serves ``group`` query heads. The arguments of the function are queries, keys,
-        values, a KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
+        Each key/value head serves ``group`` query heads. Its arguments are queries, keys, values, a
+        KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
         """
-        load = partial(self._load("attention_kernel"), kv_cache_2RKLD, group)
+        load = partial(self._find("attention_kernel"), kv_cache_2RKLD, group)
         compare = partial(compare_attention, kv_cache_2RKLD, group)
         return self._use("attention over the KV cache", load, compare)
 
-    def _load(self, name: str) -> Callable[..., Any]:
+    def _find(self, name: str) -> Callable[..., Any]:
         """Return the function ``name`` of the kernels, or a function that returns None."""
         return getattr(self._kernels, name, lambda *_, **__: None)
 
-    def _use(self, name: str, load: Any, compare: Any, **how: Any) -> Any | None:
-        return use_if_equal(name, self._device, load, compare, **how)
+    def _use(self, name: str, load: Any, compare: Any, **options: Any) -> Any | None:
+        return use_if_equal(name, self._device, load, compare, **options)
 
     def _use_on_rows(self, name: str, load: Any, compare: Any, rows: Tensor) -> Any | None:
         """Return the kernel for ``rows`` (..., width), compared once for each width and dtype."""
         width = rows.shape[-1]
-        compare = partial(compare, rows=rows.view(-1, width)[:FEW])
+        compare = partial(compare, rows=rows.view(-1, width)[:COMPARED_ROWS])
         return self._use(name, partial(load, rows), compare, shape=(rows.dtype, width))
 
 
@@ -116,7 +117,7 @@ def _shorten(sizes: Sequence[int]) -> list[int]:
 def random_states(
     sizes: Sequence[int], device: torch.device, moments: torch.dtype
 ) -> tuple[list[Any], list[Tensor]]:
-    """Return a state and a bf16 gradient for each parameter of the given sizes."""
+    """Return random states and bf16 gradients, one of each per parameter of the given sizes."""
     states, gradients = [], []
     for size in sizes:
         weights, gradient, first_moment = torch.randn(3, size, device=device)
@@ -131,15 +132,15 @@ def random_states(
 def compare_adamw(
     load: Any, sizes: Sequence[int], device: torch.device, moments: torch.dtype, _kernel: Any
 ) -> Pairs:
-    """Yield the sums of squared gradients; then weights and both moments of each parameter."""
+    """Yield pairs (kernel, torch): sums of squared gradients, then each parameter's new state."""
     states, gradients = random_states(sizes, device, moments)
     copies = [SplitState(*(part.clone() for part in state)) for state in states]
     scalars = [SCALARS] * len(sizes)
-    ways = [load(), TorchAdamw()]
-    squares = [torch.as_tensor(way.sum_of_squares(gradients)).double() for way in ways]
+    updates = [load(), TorchAdamw()]
+    squares = [torch.as_tensor(each.sum_of_squares(gradients)).double() for each in updates]
     yield squares[0], squares[1]
-    for way, way_states in zip(ways, (states, copies), strict=True):
-        way.step(way_states, gradients, scalars)
+    for update, its_states in zip(updates, (states, copies), strict=True):
+        update.step(its_states, gradients, scalars)
     for state, copy in zip(states, copies, strict=True):
         yield fp32_weights(Split(*state[:2])), fp32_weights(Split(*copy[:2]))
         yield from zip(state[2:], copy[2:], strict=True)
@@ -160,12 +161,12 @@ def _random_rows(rows: Tensor) -> Tensor:
     return numbers.normal_(std=3)
 
 
-def compare_logprobs(kernel: Any, *, rows: Tensor, few: int = FEW) -> Pairs:
-    """Yield log-sums, entropies, logits and gradients of the first ``few`` rows."""
+def compare_logprobs(kernel: Any, *, rows: Tensor, compared: int = COMPARED_ROWS) -> Pairs:
+    """Yield log-sum-exps, entropies, logits and gradients of the first ``compared`` rows."""
     logits_NV = _random_rows(rows)
     ids_N = torch.randint(logits_NV.shape[1], logits_NV.shape[:1], device=rows.device)
     slopes_N = torch.randn(ids_N.shape, device=rows.device)
-    x_FV, ids_F1 = SCALE * logits_NV[:few].double(), ids_N[:few, None]
+    x_FV, ids_F1 = SCALE * logits_NV[:compared].double(), ids_N[:compared, None]
     log_sum_F1 = x_FV.logsumexp(1, keepdim=True)
     p_FV = (x_FV - log_sum_F1).exp()
     entropy_F1 = log_sum_F1 - (p_FV * x_FV).sum(1, keepdim=True)
@@ -175,11 +176,11 @@ def compare_logprobs(kernel: Any, *, rows: Tensor, few: int = FEW) -> Pairs:
     outs = torch.full((3, len(ids_N)), torch.nan, device=rows.device)
     kernel.reduce_logits(logits_NV, ids_N, scale=SCALE, outs=tuple(outs))
     expected = (log_sum_F1[:, 0], entropy_F1[:, 0], logit_F1[:, 0])
-    yield from zip(outs[:, :few], expected, strict=True)
+    yield from zip(outs[:, :compared], expected, strict=True)
     kernel.replace_by_gradient_(
         logits_NV, ids_N, scale=SCALE, log_sums_N=outs[0], slopes_N=slopes_N
     )
-    yield logits_NV[:few], SCALE * slopes_N[:few, None] * gradient_FV
+    yield logits_NV[:compared], SCALE * slopes_N[:compared, None] * gradient_FV
 
 
 def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
@@ -189,8 +190,8 @@ def _compare_draws(kernel: Any, *, rows: Tensor) -> Pairs:
     tokens_N1 = p_NV.multinomial(1)
     ends_N1, p_N1 = p_NV.cumsum(1).gather(1, tokens_N1), p_NV.gather(1, tokens_N1)
     draws_N = (ends_N1 - p_N1 / 2)[:, 0]
-    found_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=SCALE, barred_N=None, end_id=0)
-    return [(found_N, tokens_N1[:, 0]), (logprobs_N, p_N1.log()[:, 0])]
+    drawn_N, logprobs_N = kernel.draw(logits_NV, draws_N, scale=SCALE, barred_N=None, end_id=0)
+    return [(drawn_N, tokens_N1[:, 0]), (logprobs_N, p_N1.log()[:, 0])]
 
 
 def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
@@ -203,22 +204,22 @@ def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
 
 
 def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
-    """Compare the first, middle and last row: the newest token's stored key and value, the output.
+    """Compare the newest token's stored key and value, and its output, in three rows.
 
-    The KV cache is zero again afterwards.
+    These are the first, middle and last row. The KV cache is zero again afterwards.
     """
     _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
     compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device
     heads = [group * kv_heads, kv_heads, kv_heads]
     joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2RKLD.dtype)
-    query, key, value = torch.split(joint, heads, dim=1)  # strided, as joint products
+    query, key, value = torch.split(joint, heads, dim=1)  # strided, like a joint product
     positions_R = (columns - 1 + 31 * torch.arange(rows, device=device)) % columns
-    positions_R[1:][-1:] = 0  # no token before the newest
+    positions_R[1:][-1:] = 0  # the last row has no token before the newest
     pairs = []
     try:
         for row in compared:
             kv_cache_2RKLD[:, row].normal_()
-        found = kernel(query, key, value, kv_cache_2RKLD, positions_R)
+        output = kernel(query, key, value, kv_cache_2RKLD, positions_R)
         for row in compared:
             end = int(positions_R[row]) + 1
             cache_2KLD = kv_cache_2RKLD[:, row, :, :end].double()
@@ -226,7 +227,7 @@ def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
             pairs.append((kv_cache_2RKLD[:, row, :, end - 1].clone(), newest_2KD))
             query_KGD = query[row].double().view(kv_heads, group, size)
             weights_KGL = (query_KGD @ cache_2KLD[0].mT * size**-0.5).softmax(-1)
-            pairs.append((found[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
+            pairs.append((output[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
     finally:
         kv_cache_2RKLD.zero_()
     return pairs

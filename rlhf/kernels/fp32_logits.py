@@ -1,8 +1,8 @@
-"""The product of an output layer, whose results are fp32 numbers for 16-bit inputs.
+"""The product of an output layer with fp32 results, also for 16-bit inputs.
 
 Products of 16-bit matrices are summed in fp32. If a logit near 20 is rounded to bf16, it changes by
-up to 0.06, in training otherwise than in sampling. MiniMax-M1 found most of the mismatch of their
-log-probabilities here (https://arxiv.org/abs/2506.13585).
+up to 0.06, in training by another amount than in sampling. MiniMax-M1 found that this causes most
+of the mismatch between their log-probabilities (https://arxiv.org/abs/2506.13585).
 
 Shapes: N = tokens, H = hidden size, V = vocabulary.
 """
@@ -18,7 +18,7 @@ from rlhf.kernels.cpu.cpu_layers import apply_linear
 def fp32_logits(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return the fp32 logits W h + b (N, V) of ``hidden_NH``; autograd does not record them.
+    """Return the fp32 logits W h + b (N, V) of ``hidden_NH``; call this only where autograd is off.
 
     A CPU first converts 16-bit matrices to fp32, so it takes several times as long. ``out`` is for
     GPUs only.

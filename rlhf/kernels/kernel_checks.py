@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Largest allowed error, as a share of torch's largest number. An integer must be equal.
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-# The kernels that are compared, and the cost of torch's functions.
+# The kernels that are compared, and the cost of the torch operations that replace each.
 COSTS = {
     "AdamW": "torch takes 20 operations for each parameter, which is slower",
     "moving averages": "torch takes several operations for each parameter, which is slower",
@@ -85,10 +85,10 @@ def use_if_equal(
 ) -> K | None:
     """Return the kernel that ``load`` returns, or None if torch must compute instead.
 
-    ``compare`` returns results of the kernel beside torch's, whose largest difference may be
-    ``bound`` times torch's largest number; None: the bound of the kernel's precision. The kernel is
-    compared once for each ``shape`` (None: always), but not on a CPU with kernels=auto. After a
-    failure torch replaces all kernels of this name.
+    ``compare`` returns results of the kernel beside torch's. They may differ by ``bound`` times
+    torch's largest number; if ``bound`` is None, ``BOUNDS`` has the number for their precision. The
+    kernel is compared once for each ``shape``, or each time if ``shape`` is None, but not on a CPU
+    with kernels=auto. After a failure torch replaces all kernels of this name.
     """
     if are_off() or name in _STATE.replaced:
         return None
@@ -114,10 +114,10 @@ def use_if_equal(
 
 
 def _describe_difference(pairs: Pairs, bound: float | None) -> str | None:
-    for found, expected in pairs:
-        allowed = BOUNDS.get(found.dtype, 0.0) if bound is None else bound
+    for result, expected in pairs:
+        allowed = BOUNDS.get(result.dtype, 0.0) if bound is None else bound
         largest = expected.double().abs().max().clamp(min=1e-30)
-        error = float((found.double() - expected.double()).abs().max() / largest)
+        error = float((result.double() - expected.double()).abs().max() / largest)
         if not error <= allowed:  # NaN is an error too
             return f"its error is {error:.1e} of the largest number, above the bound {allowed:.0e}"
     return None

@@ -57,7 +57,7 @@ class AdamwScalars(NamedTuple):
     beta1: float
     beta2: float
     eps: float
-    decay: float
+    decay: float  # weight decay
     correction1: float
     correction2: float
 
@@ -69,7 +69,7 @@ class AdamwUpdate(Protocol):
         self,
         states: Sequence[SplitState],
         gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
+        scalars: Sequence[AdamwScalars],
     ) -> None:
         """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
 
@@ -100,15 +100,15 @@ class TorchAdamw:
         self,
         states: Sequence[SplitState],
         gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
+        scalars: Sequence[AdamwScalars],
     ) -> None:
         """Take one AdamW step on bf16 gradients, in place; skip states without a gradient."""
-        for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
+        for state, gradient, its_scalars in zip(states, gradients, scalars, strict=True):
             if gradient is not None:
-                _step_in_chunks(split, gradient.reshape(-1), scalars)
+                _step_in_chunks(state, gradient.reshape(-1), its_scalars)
 
 
-def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) -> None:
+def _step_in_chunks(state: SplitState, gradient: Tensor, scalars: AdamwScalars) -> None:
     """Update one parameter by an AdamW step, one chunk of its weights at a time."""
     chunk = CHUNK if gradient.device.type == "cpu" else GPU_CHUNK
     for start in range(0, gradient.numel(), chunk):
@@ -116,13 +116,13 @@ def _step_in_chunks(state: SplitState, gradient: Tensor, numbers: AdamwScalars) 
         split = Split(state.high[part], state.low[part])
         weights, spare = torch.empty(2, split.low.numel(), device=gradient.device)
         split.join(weights, spare)
-        scaled = gradient[part].float().mul_(numbers.scale)
+        scaled = gradient[part].float().mul_(scalars.scale)
         first, second = state.first[part].float(), state.second[part].float()  # no copy if fp32
-        first.lerp_(scaled, 1.0 - numbers.beta1)
-        second.mul_(numbers.beta2).addcmul_(scaled, scaled, value=1.0 - numbers.beta2)
-        root = (second / numbers.correction2).sqrt_().add_(numbers.eps)
-        weights.mul_(1.0 - numbers.lr * numbers.decay)
-        weights.addcdiv_(first, root, value=-numbers.lr / numbers.correction1)
+        first.lerp_(scaled, 1.0 - scalars.beta1)
+        second.mul_(scalars.beta2).addcmul_(scaled, scaled, value=1.0 - scalars.beta2)
+        root = (second / scalars.correction2).sqrt_().add_(scalars.eps)
+        weights.mul_(1.0 - scalars.lr * scalars.decay)
+        weights.addcdiv_(first, root, value=-scalars.lr / scalars.correction1)
         state.first[part].copy_(first)
         state.second[part].copy_(second)
         split.split(weights)

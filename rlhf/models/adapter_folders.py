@@ -55,7 +55,7 @@ def load_adapter_weights(source: ModelSource) -> dict[str, Tensor]:
 
 
 def merge_adapter(base: PreTrainedModel, source: ModelSource, config: Any) -> PreTrainedModel:
-    """Merge the adapter in ``source`` into ``base``; a head saved with it replaces the head.
+    """Merge the adapter in ``source``, and a head that was saved with it, into ``base``.
 
     Raises:
         CheckpointError: if the adapter cannot be read, or does not fit the model.

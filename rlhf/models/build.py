@@ -55,16 +55,16 @@ LAYERDROP = "layerdrop"  # OPT's probability to skip a whole layer; always set t
 
 def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
     """Return the functions with which options extend the model of ``role`` after its build."""
-    found: list[Extension] = []
+    extensions: list[Extension] = []
     if config.fused_layers is not FusedLayers.none:
         from rlhf.options.fused_layers.liger_layers import fuse_layers
 
-        found.append(fuse_layers)
+        extensions.append(fuse_layers)
     if config.lora.rank > 0:
         from rlhf.options.lora.models import extend_with_adapters
 
-        found.append(partial(extend_with_adapters, config.lora, role, seed))
-    return found
+        extensions.append(partial(extend_with_adapters, config.lora, role, seed))
+    return extensions
 
 
 def build_actor(
@@ -124,12 +124,12 @@ def complete_reward_model(
             cannot complete the model.
     """
     model: nn.Module = scorer
-    made = parts_of(Completion, (method.reward_model() for method in installed_methods()))
-    known = {"model.safetensors", "adapter_model.safetensors", *(each.file for each in made)}
+    completions = parts_of(Completion, (method.reward_model() for method in installed_methods()))
+    known = {"model.safetensors", "adapter_model.safetensors", *(each.file for each in completions)}
     for file in Path(source.path or "").glob("*.safetensors") if source.path is not None else ():
         if file.name not in known and not re.fullmatch(r"model-\d+-of-\d+\.safetensors", file.name):
             raise source.build_error(f"no installed package reads {file.name}; install its package")
-    for completion in made:
+    for completion in completions:
         model = completion.complete(model, source, keys)
     return model
 
@@ -211,21 +211,21 @@ def _build_model(
         compile_layers(model, key=source.key)
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
-        model.generation_config.eos_token_id = _end_ids(model, tokenizer, source)
+        model.generation_config.eos_token_id = _collect_end_ids(model, tokenizer, source)
     return model
 
 
-def _end_ids(
+def _collect_end_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: ModelSource
 ) -> int | list[int]:
     """Return the token ids that end a response: the tokenizer's and generation_config.json's."""
-    own, rows = end_token_ids(model), model.get_input_embeddings().num_embeddings
-    if not all(isinstance(end, int) and 0 <= end < rows for end in own):
+    ids, rows = end_token_ids(model), model.get_input_embeddings().num_embeddings
+    if not all(isinstance(end, int) and 0 <= end < rows for end in ids):
         raise CheckpointError(
-            f"{source.key}={source.path}: generation_config.json has eos_token_id={list(own)}; "
+            f"{source.key}={source.path}: generation_config.json has eos_token_id={list(ids)}; "
             f"must be token ids from 0 to {rows - 1}; correct the file"
         )
-    ends = list(dict.fromkeys([tokenizer.eos_token_id, *own]))
+    ends = list(dict.fromkeys([tokenizer.eos_token_id, *ids]))
     return ends if len(ends) > 1 else ends[0]
 
 
@@ -255,9 +255,9 @@ def architecture_config(key: str, fields: Mapping[str, Any]) -> PreTrainedConfig
     """Return the transformers config built from ``fields``, the value of config key ``key``."""
     from transformers import AutoConfig
 
-    rest = {name: value for name, value in fields.items() if name != "model_type"}
+    other_fields = {name: value for name, value in fields.items() if name != "model_type"}
     with translate_errors(partial(_build_architecture_error, key, fields)):
-        return AutoConfig.for_model(fields.get("model_type"), **rest)
+        return AutoConfig.for_model(fields.get("model_type"), **other_fields)
 
 
 def _build_architecture_error(key: str, fields: Mapping[str, Any], reason: str) -> ConfigError:
@@ -327,7 +327,7 @@ def _fp32_while_running(model: nn.Module) -> Iterator[None]:
 
 
 def require_enough_positions(model: PreTrainedModel, tokens: int, *, key: str, wanted: str) -> None:
-    """Raise ConfigError if ``tokens``, the value of key(s) ``wanted``, exceeds the positions."""
+    """Raise ConfigError if keys ``wanted`` need more ``tokens`` than the model has positions."""
     limit = getattr(model.config, "max_position_embeddings", None)  # GPT-2's config has it too
     if limit is not None and tokens > limit:
         raise ConfigError(
@@ -399,8 +399,8 @@ def set_dropout(model: PreTrainedModel, probability: float) -> None:
 
     LayerDrop becomes 0: ranks that shard the weights would skip different layers.
     """
-    wanted = dict.fromkeys(DROPOUT_FIELDS, probability) | {LAYERDROP: 0.0}
-    for name, value in wanted.items():
+    probabilities = dict.fromkeys(DROPOUT_FIELDS, probability) | {LAYERDROP: 0.0}
+    for name, value in probabilities.items():
         if isinstance(model.config.to_dict().get(name), float):
             setattr(model.config, name, value)
     for module in model.modules():
@@ -408,4 +408,4 @@ def set_dropout(model: PreTrainedModel, probability: float) -> None:
             module.p = probability
         for name in ("dropout", "attention_dropout", "activation_dropout", LAYERDROP):
             if isinstance(module.__dict__.get(name), float):
-                setattr(module, name, wanted[name])
+                setattr(module, name, probabilities[name])

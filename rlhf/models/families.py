@@ -49,8 +49,8 @@ class Family:
     project_in: str | None = None
     rotary: str | None = "rotary_emb"
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """For a field of the config, the order of norms, attention and MLP if it is true, and if it is
-    false. Without such a field the order is norm_first."""
+    """For a field of the config, the order of norms, attention and MLP if the field is true, and if
+    it is false. Without such a field the order is norm_first."""
     activation: str = "hidden_act"
     """The config's field with the name of the activation."""
 

@@ -81,11 +81,11 @@ class LanguageModel(nn.Module):
     def _logprobs_from_logits(
         self, ids_BS: Tensor, positions: TokenPositions, options: LogprobOptions
     ) -> TokenLogprobs:
-        first = int(positions.columns_N.min()) if len(positions.columns_N) else ids_BS.shape[1] - 1
+        start = int(positions.columns_N.min()) if len(positions.columns_N) else ids_BS.shape[1] - 1
         logits_BUV = self.pretrained(
-            input_ids=ids_BS, use_cache=False, logits_to_keep=ids_BS.shape[1] - first
+            input_ids=ids_BS, use_cache=False, logits_to_keep=ids_BS.shape[1] - start
         ).logits
-        logits_NV = logits_BUV[positions.rows_N, positions.columns_N - first]
+        logits_NV = logits_BUV[positions.rows_N, positions.columns_N - start]
         return token_logprobs(logits_NV, positions.ids_N, options)
 
 
@@ -123,7 +123,7 @@ class Scorer(nn.Module):
     """A one-label classification model whose head is applied to every token, not only the last.
 
     The reward model's score is its value at the end token; the critic's values are taken before
-    each response token. Either model is saved as ``pretrained``, in Hugging Face's format.
+    each response token. Both models are saved as ``pretrained``, in Hugging Face's format.
     """
 
     def __init__(self, pretrained: PreTrainedModel) -> None:

@@ -127,7 +127,7 @@ class Costs(Part):
     ) -> dict[str, float]:
         """Return the seconds per step of ``phase`` of the method's activities, by name.
 
-        ``tokens`` is the expected length of a response; ``seconds`` has the core's activities.
+        ``tokens`` is the expected length of a response; ``seconds`` has those of the core.
         """
         return {}
 
@@ -181,6 +181,6 @@ def _build_model_use(config: RunConfig, source: tuple[str, ModelConfig], role: R
 def _unknown_shape_message(key: str, model: ModelConfig) -> str:
     is_random = model.init is ModelInit.random
     origin = f"{key}.architecture" if is_random else f"{key}.path={model.path}"
-    if kind := config_fields(model, key=key).get("model_type"):
-        return f"the planner does not know model_type={kind} of {origin}"
+    if model_type := config_fields(model, key=key).get("model_type"):
+        return f"the planner does not know model_type={model_type} of {origin}"
     return f"{origin} has no readable config.json here and {key}.architecture has no model_type"

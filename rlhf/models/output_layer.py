@@ -27,7 +27,7 @@ class Block(NamedTuple):
 
     tokens: int
     vocabulary: int | None
-    """Vocabulary entries; None: all of them."""
+    """Number of vocabulary entries; None if a block has all of them."""
 
 
 CPU_BLOCK = Block(1024, 2048)  # a block's logits and weights fit into the caches
@@ -79,7 +79,7 @@ def fused_logprobs(
 
 
 def unrounded_logits(hidden: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-    """Return fp32 logits (..., V) of ``hidden`` (..., H), which autograd does not record."""
+    """Return fp32 logits (..., V) of ``hidden`` (..., H); call this only where autograd is off."""
     dtype = _dtype_of_products(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
         logits_NV = fp32_logits(hidden.to(dtype).flatten(0, -2), weight_VH.to(dtype), bias_V)
@@ -163,11 +163,11 @@ class _FusedLogprobs(torch.autograd.Function):
                 if part_WH is not None and is_rounded:
                     sum_WH = torch.zeros_like(part_WH, dtype=exact)
                 for rows in blocks_N:
-                    given = [x_N[rows] for x_N in (log_sum_N, entropy_N, *slopes)]
+                    terms = [x_N[rows] for x_N in (log_sum_N, entropy_N, *slopes)]
                     slope_RW = _block_logits(
                         hidden_NH[rows], weight_VH, bias_V, column, ctx.keeps_fp32
                     )
-                    _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *given)
+                    _replace_by_gradient_(slope_RW, ids_N[rows] - column.start, ctx.options, *terms)
                     slope_RW = slope_RW.to(hidden_NH.dtype)
                     if hidden_gradient is not None:
                         hidden_gradient[rows].add_(apply_linear(slope_RW, weight_VH[column].T))
@@ -218,8 +218,8 @@ def _reduce_block(
         kernel.reduce_logits(logits_RW, ids_R, scale=1 / options.temperature, outs=outs)
         return
     for part in _split_range(len(ids_R), TORCH_TOKENS):
-        own = (outs[0][part], outs[1][part], outs[2][part])
-        _reduce_block_in_torch(logits_RW[part], ids_R[part], options, own)
+        part_outs = (outs[0][part], outs[1][part], outs[2][part])
+        _reduce_block_in_torch(logits_RW[part], ids_R[part], options, part_outs)
 
 
 def _select_logprob_kernel(logits: Tensor) -> LogprobsKernel | None:
@@ -241,39 +241,39 @@ def _reduce_block_in_torch(
 
 
 def _replace_by_gradient_(
-    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
+    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *terms: Tensor
 ) -> None:
     """Overwrite a block's logits with their gradient.
 
-    ``given`` has four tensors: each token's log-sum-exp and entropy over the vocabulary, and the
+    ``terms`` are four tensors: each token's log-sum-exp and entropy over the vocabulary, and the
     gradients of its log-prob and its entropy. Without the factor 1 / temperature,
     d log p_i / d l_j = 1[i = j] - p_j and d H / d l_j = -p_j (log p_j + H).
     """
     kernel = None if options.entropy_gradient else _select_logprob_kernel(logits_RW)
     if kernel is not None:
-        scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, given
+        scale, (log_sum_R, _, slopes_R, _) = 1 / options.temperature, terms
         kernel.replace_by_gradient_(
             logits_RW, ids_R, scale=scale, log_sums_N=log_sum_R, slopes_N=slopes_R
         )
         return
     for part in _split_range(len(ids_R), TORCH_TOKENS):
-        _write_torch_gradient_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in given))
+        _write_torch_gradient_(logits_RW[part], ids_R[part], options, *(x_R[part] for x_R in terms))
 
 
 def _write_torch_gradient_(
-    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *given: Tensor
+    logits_RW: Tensor, ids_R: Tensor, options: LogprobOptions, *terms: Tensor
 ) -> None:
-    log_sum_R, entropy_R, *slopes = given
-    logprob_R1, entropy_slope_R1 = (slope[:, None] / options.temperature for slope in slopes)
+    log_sum_R, entropy_R, *slopes = terms
+    slope_R1, entropy_slope_R1 = (slope[:, None] / options.temperature for slope in slopes)
     logs_RW = logits_RW.to(log_sum_R.dtype).div_(options.temperature).sub_(log_sum_R[:, None])
     if options.entropy_gradient:
         probs_RW = logs_RW.exp()
         logs_RW.clamp_(min=LEAST_LOG).add_(entropy_R[:, None])
-        slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(logprob_R1)).neg_()
+        slope_RW = probs_RW.mul_(logs_RW.mul_(entropy_slope_R1).add_(slope_R1)).neg_()
     else:
-        slope_RW = logs_RW.exp_().mul_(-logprob_R1)
+        slope_RW = logs_RW.exp_().mul_(-slope_R1)
     is_here_R, ids_R = _mask_and_clamp_ids(ids_R, logits_RW.shape[1])
-    logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], logprob_R1 * is_here_R[:, None]))
+    logits_RW.copy_(slope_RW.scatter_add_(1, ids_R[:, None], slope_R1 * is_here_R[:, None]))
 
 
 def _mask_and_clamp_ids(ids_R: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Load a model from a folder or the hub, and check that its weights match its config.json.
 
-Weights are sharded, or sent to the device, one at a time. The weights of a folder are
-memory-mapped: every rank reads only the part that it keeps. Random weights are drawn block by
-block, in the order of an ordinary build, so that they have the values of an ordinary build.
+A ``Shard`` function shards weights, or sends them to the device, one at a time. A folder's weights
+are then memory-mapped: every rank reads only the part that it keeps. Random weights are then drawn
+block by block, in the order of an ordinary build, so that they have the same values.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rlhf.models.weight_files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Fields of config.json that count modules; MOST is their largest allowed value.
+# Fields of config.json that count modules; MOST_MODULES is their largest allowed value.
 # With a huge value transformers would build modules for hours before any shape is compared.
 COUNTS = {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_labels"}
 COUNTS |= {"encoder_layers", "decoder_layers"}
-MOST = 1000
+MOST_MODULES = 1000
 OUTPUT_LAYERS = {"lm_head", "embed_out"}  # names of output layers; scorers have none
 # A function that replaces a parameter with this rank's shard (possibly the whole parameter) and
 # returns the shard in the engine's precision; it returns None if the parameter is already sharded.
@@ -130,8 +130,8 @@ def load_pretrained(
     adapters, base = find_adapter_chain(source)
     # Adapters' base model is loaded in fp32: merging in half precision would round the adapter.
     model = _load_base_model(auto_class, base, overrides, mapped=mapped and not adapters)
-    for place, config in reversed(adapters):
-        model = merge_adapter(model, place, config)
+    for adapter_source, config in reversed(adapters):
+        model = merge_adapter(model, adapter_source, config)
     if not mapped or adapters:
         for name, weights in model.named_parameters():  # named_parameters yields tied weights once
             require_finite_weights(name, weights.detach(), source)
@@ -230,8 +230,8 @@ def _load_base_model(
             ignore_mismatched_sizes=True,  # _require_matching_tensors compares shapes
         )
         # Load on the meta device first: tensors that do not match the files could be huge.
-        model, found = load(device_map="meta")
-        _require_matching_tensors(model, found, source)
+        model, loading_info = load(device_map="meta")
+        _require_matching_tensors(model, loading_info, source)
         with draw_weights_by_block() if mapped else nullcontext():
             loaded: PreTrainedModel = load()[0]
             return loaded
@@ -244,8 +244,8 @@ def require_trainable(fields: Mapping[str, Any], refuse: Callable[[str], RlhfErr
         each = pending.pop()
         for key, value in each.items() if isinstance(each, Mapping) else ():
             pending.append(value)
-            if key in COUNTS and isinstance(value, int) and value > MOST:
-                raise refuse(f"its config has {key}={value}; must be {MOST} or less")
+            if key in COUNTS and isinstance(value, int) and value > MOST_MODULES:
+                raise refuse(f"its config has {key}={value}; must be {MOST_MODULES} or less")
             if key == "quantization_config" and value:
                 method = value.get("quant_method") if isinstance(value, Mapping) else value
                 raise refuse(
@@ -257,21 +257,21 @@ def require_trainable(fields: Mapping[str, Any], refuse: Callable[[str], RlhfErr
 
 
 def _require_matching_tensors(
-    model: PreTrainedModel, found: Mapping[str, Any], source: ModelSource
+    model: PreTrainedModel, loading_info: Mapping[str, Any], source: ModelSource
 ) -> None:
     """Check that the files hold all tensors of ``model``, and no others, in the same shapes.
 
-    A scorer that starts from a language model has a new head and no output layer: neither counts.
+    A scorer that starts from a language model has a new head and no output layer: both are allowed.
     """
-    missing, unexpected = set(found["missing_keys"]), set(found["unexpected_keys"])
-    unexpected = {name for name in unexpected if not CONSTANTS.search(name)}
+    missing = set(loading_info["missing_keys"])
+    unexpected = {n for n in loading_info["unexpected_keys"] if not CONSTANTS.search(n)}
     if not model.can_generate():
         unexpected = {n for n in unexpected if n.partition(".")[0] not in OUTPUT_LAYERS}
         if not _is_scorer(model.config):
             missing = {n for n in missing if n.startswith(f"{model.base_model_prefix}.")}
     shapes = [
-        f"{name} {_format_shape(stored)} in the file and {_format_shape(wanted)} by config.json"
-        for name, stored, wanted in found["mismatched_keys"]
+        f"{name} {_format_shape(stored)} in the file and {_format_shape(expected)} by config.json"
+        for name, stored, expected in loading_info["mismatched_keys"]
     ]
     faults = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}
     if any(faults.values()):

@@ -99,11 +99,11 @@ def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
 
 
 def _plain_shape(
-    c: Mapping[str, Any], *, layers: int, hidden: int, heads: int, ffn: int, **own: Any
+    c: Mapping[str, Any], *, layers: int, hidden: int, heads: int, ffn: int, **changes: Any
 ) -> ModelShape:
     """Return the shape of a decoder with one QKV matrix, biases everywhere and LayerNorm.
 
-    ``own`` are the fields of the result that differ from the fields of such a decoder.
+    ``changes`` are the fields of the result that differ from the fields of such a decoder.
     """
     plain = {
         "kv_heads": heads,
@@ -116,11 +116,11 @@ def _plain_shape(
         "tail": 2 * hidden,
         "embedding": hidden,
     }
-    return ModelShape(layers=layers, hidden=hidden, heads=heads, ffn=ffn, **plain | own)
+    return ModelShape(layers=layers, hidden=hidden, heads=heads, ffn=ffn, **plain | changes)
 
 
 def _head_weights(c: Mapping[str, Any], width: int, *, tied_by_default: bool) -> int:
-    """Return the weights of the head; ``tied_by_default`` is the config class's default."""
+    """Return the head's weights, 0 if tied; ``tied_by_default`` is the config class's default."""
     return 0 if c.get("tie_word_embeddings", tied_by_default) else c["vocab_size"] * width
 
 
@@ -227,8 +227,8 @@ def _gpt2_shape(c: Mapping[str, Any]) -> ModelShape:
 def _olmo2_shape(c: Mapping[str, Any]) -> ModelShape:
     """Return OLMo 2's shape: Llama with a norm over all query heads and one over all key heads."""
     shape = _llama_shape(c)
-    whole = (shape.heads + shape.kv_heads) * shape.head_dim
-    return replace(shape, layer_vectors=shape.layer_vectors + whole, norms_heads=True)
+    norm_weights = (shape.heads + shape.kv_heads) * shape.head_dim
+    return replace(shape, layer_vectors=shape.layer_vectors + norm_weights, norms_heads=True)
 
 
 def _gemma3_shape(c: Mapping[str, Any]) -> ModelShape:

@@ -73,7 +73,7 @@ def build_load_error(
     if "custom code" in reason:
         group = "model" if key == RUN_FOLDER else key.rpartition(".")[0] or key
         return CheckpointError(
-            f"{key}={place} contains code of its own, which does not run unless you trust it: read "
+            f"{key}={place} contains code, which does not run unless you trust it: read "
             f"it, then switch on {group}.trust_remote_code"
         )
     if key == RUN_FOLDER:
@@ -139,10 +139,10 @@ def _read_cached_config(model: ModelConfig) -> dict[str, Any]:
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
+        file = try_to_load_from_cache(str(model.path), "config.json", revision=model.revision)
     except ValueError:  # the path is not a hub id
         return {}
-    return _read_json(Path(found)) if isinstance(found, str) else {}
+    return _read_json(Path(file)) if isinstance(file, str) else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

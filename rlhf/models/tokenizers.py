@@ -30,7 +30,7 @@ def load_or_train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer that ``model`` (the value of config key ``key``) uses.
 
-    A model with random weights and no tokenizer of its own gets a tokenizer trained on ``texts``.
+    A model with random weights and no tokenizer gets a tokenizer trained on ``texts``.
 
     Raises:
         CheckpointError: if there is no tokenizer, or it has no end token.
@@ -128,20 +128,20 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    failure = partial(build_load_error, place, key=key, what="a tokenizer")
-    with translate_errors(failure):
+    build_error = partial(build_load_error, place, key=key, what="a tokenizer")
+    with translate_errors(build_error):
         tokenizer = AutoTokenizer.from_pretrained(
             str(place), revision=revision, trust_remote_code=trust_remote_code
         )
         if end_token is not None:
             tokenizer.add_special_tokens({"eos_token": end_token})
         # This raises an error for damaged files. If files are missing, the tokenizer is empty.
-        said = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
-    if _keep_letters(said) != _keep_letters(SENTENCE):
-        reason = f"it reads {SENTENCE!r} as {said!r}: files are missing or another model's"
-        raise failure(reason)
+        decoded = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
+    if _keep_letters(decoded) != _keep_letters(SENTENCE):
+        reason = f"it reads {SENTENCE!r} as {decoded!r}: files are missing, or not of this model"
+        raise build_error(reason)
     if tokenizer.eos_token_id is None and key == RUN_FOLDER:
-        raise failure("it has no end token")
+        raise build_error("it has no end token")
     if tokenizer.eos_token_id is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "

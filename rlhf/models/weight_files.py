@@ -22,8 +22,8 @@ FLOATS = {
 }
 # Names of masks and positions, which old versions of transformers saved; models compute them.
 CONSTANTS = re.compile(r"(^|\.)(attn|attention)\.bias$|masked_bias$|position_ids$|\.inv_freq$")
-SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # of a distributed checkpoint
-NAMED = 3  # maximum number of tensors to name in an error
+SHARDS = "shard-?????-model-?????-of-?????.safetensors"  # files of a distributed checkpoint
+MOST_NAMES = 3  # maximum number of tensors to name in an error
 
 
 def stored_dtype(source: ModelSource) -> torch.dtype:
@@ -47,15 +47,15 @@ def stored_tensor_dtypes(source: ModelSource) -> dict[str, str]:
     types: dict[str, str] = {}
     places: dict[str, str] = {}
     for path in files:
-        types |= (found := dtypes_in_file(path))
-        places |= dict.fromkeys(found, Path(path).name)
+        types |= (dtypes := dtypes_in_file(path))
+        places |= dict.fromkeys(dtypes, Path(path).name)
     if index is not None and index != places:
         wrong = sorted(dict(index.items() ^ places.items()))
         raise source.build_error(
             "model.safetensors.index.json and the files that it names disagree about "
             f"{summarize_names(wrong)}"
         )
-    types = {name: kind for name, kind in types.items() if not CONSTANTS.search(name)}
+    types = {name: dtype for name, dtype in types.items() if not CONSTANTS.search(name)}
     require_float_dtypes(types, source)
     return types
 
@@ -70,7 +70,7 @@ def dtypes_in_file(path: str) -> dict[str, str]:
 
 def require_float_dtypes(types: Mapping[str, str], source: ModelSource) -> None:
     """Raise a CheckpointError if there are no tensors, or a dtype is not one of ``FLOATS``."""
-    odd = [f"{name} ({kind})" for name, kind in types.items() if kind not in FLOATS]
+    odd = [f"{name} ({dtype})" for name, dtype in types.items() if dtype not in FLOATS]
     if odd or not types:
         raise source.build_error(
             f"weights must be of type {', '.join(FLOATS)}; found "
@@ -90,10 +90,10 @@ def require_finite_weights(name: str, weights: Tensor, source: ModelSource) -> N
 
 
 def summarize_names(names: Iterable[str]) -> str:
-    """Return text with the first ``NAMED`` of the sorted names, and the number of the others."""
-    found = sorted(names)
-    rest = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + rest
+    """Return text with the first ``MOST_NAMES`` sorted names, and the number of the others."""
+    ordered = sorted(names)
+    suffix = f" and {len(ordered) - MOST_NAMES} more" if len(ordered) > MOST_NAMES else ""
+    return ", ".join(ordered[:MOST_NAMES]) + suffix
 
 
 def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | None]:
@@ -102,8 +102,8 @@ def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | N
     from transformers.utils.hub import cached_files
 
     place, revision = str(source.path), source.revision
-    if found := sorted(Path(place).glob(SHARDS)):
-        raise source.build_error(f"{found[0].name} is part of a distributed checkpoint")
+    if shards := sorted(Path(place).glob(SHARDS)):
+        raise source.build_error(f"{shards[0].name} is part of a distributed checkpoint")
     path = cached_file(
         place, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False
     )
@@ -116,7 +116,7 @@ def _weight_files(source: ModelSource) -> tuple[list[str], Mapping[str, str] | N
 
 
 def _parse_index(index: Any, source: ModelSource) -> dict[str, str]:
-    """Return the file name of each tensor from an index's content, or raise if it is malformed."""
+    """Return the file name of each tensor in an index; raise CheckpointError if it is malformed."""
     parts = index if isinstance(index, dict) else {}
     files, metadata = parts.get("weight_map"), parts.get("metadata")
     if not isinstance(files, dict) or not files or not isinstance(metadata, dict):

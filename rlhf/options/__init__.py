@@ -109,16 +109,16 @@ class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
 
 @dataclass(kw_only=True)
 class RewardTermOptions(JudgeKeys):
-    """Keys of a part of ``rewards`` whose kind is an option's."""
+    """Keys of a part of ``rewards`` that only the kinds of options read, such as judge."""
 
 
 # Options that add metrics and panels, in the order of the tables.
-WITH_TABLES = ("environments", "corrections", "ptx", "hybrid_engine")
+OPTIONS_WITH_TABLES = ("environments", "corrections", "ptx", "hybrid_engine")
 
 
-def tables_of_options(name: str) -> Iterator[Mapping[str, Any]]:
+def read_option_tables(name: str) -> Iterator[Mapping[str, Any]]:
     """Yield the content of the YAML file ``name`` of each option that has the file."""
-    for option in WITH_TABLES:
+    for option in OPTIONS_WITH_TABLES:
         path = Path(__file__).with_name(option) / name
         if path.is_file():
             yield read_yaml_beside(str(path), name)
@@ -127,7 +127,7 @@ def tables_of_options(name: str) -> Iterator[Mapping[str, Any]]:
 class Exclusion(NamedTuple):
     """A pair of options that exclude each other, and the error message for a run with both."""
 
-    holds: Callable[[RunConfig], bool]
+    holds: Callable[[RunConfig], bool]  # True if a run has both options
     message: str  # {KEY} stands for the value of KEY
     affects: Affects = EVERY_PHASE  # a run without these phases may have both options
 
@@ -159,8 +159,8 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda config: config.rollout.overlap and config.ppo.shared_trunk,
-        "rollout.overlap=true with ppo.shared_trunk=true: the policy is a branch of the trunk; use "
-        "ppo.shared_trunk=false",
+        "rollout.overlap=true with ppo.shared_trunk=true: sampling processes need a separate "
+        "policy, and here it is a part of the trunk; use ppo.shared_trunk=false",
         ANSWERING_PHASES,
     ),
     Exclusion(

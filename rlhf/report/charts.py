@@ -16,7 +16,7 @@ from rlhf.base.stored_files import METRICS as METRICS_FILE
 from rlhf.base.stored_files import SAMPLES
 from rlhf.config.freeze import read_frozen_keys
 from rlhf.methods import installed_methods, read_table, refuse_broken_methods
-from rlhf.options import tables_of_options
+from rlhf.options import read_option_tables
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -207,7 +207,7 @@ def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
 TABLE = merge_tables(
     [
         read_yaml_beside(__file__, FILE),
-        *tables_of_options(FILE),
+        *read_option_tables(FILE),
         *(read_table(method, FILE, _parse_panels) for method in installed_methods()),
     ]
 )

@@ -1,4 +1,4 @@
-"""Compute a part of the score in a process of its own, so that it cannot hang the run.
+"""Compute a part of the score in a separate process, so that it cannot hang the run.
 
 Requests and answers are lines of JSON on a socket. The first request is the part's configuration;
 its answer has the names of its criteria. Each later request is a batch of responses; its answer
@@ -27,8 +27,8 @@ from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 
 # Kinds of rewards that the ranks compute themselves.
 HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
-# Each other kind has a process of its own, in which this function builds a ``ScoreFunction``.
-KINDS = {
+# Every other kind has a separate process, in which its builder makes a ``ScoreFunction``.
+BUILDERS = {
     RewardKind.function: build_function_reward,
     RewardKind.http: build_http_reward,
     **RULES,
@@ -51,7 +51,7 @@ class FailureError(Exception):
 
 
 class IsolatedReward:
-    """A part of the score that a process of its own computes.
+    """A part of the score that a separate process computes.
 
     ``send_answers`` and ``receive_scores`` are separate, so that several parts compute at the same
     time.
@@ -63,7 +63,7 @@ class IsolatedReward:
         """Start the process, or raise a ConfigError that names the key of the part."""
         self.name, self.part, self._run_dir = name, part, run_dir
         self.rows = 0  # number of responses in the latest request
-        self._seconds, self._until = 0.0, 0.0  # time limit of this request, and its deadline
+        self._seconds, self._deadline = 0.0, 0.0  # time limit of this request, and its deadline
         self._send_failure: FailureError | None = None
         self._start_process()
 
@@ -104,11 +104,11 @@ class IsolatedReward:
         answer = self._receive()
         if "error" in answer:
             raise FailureError(str(answer["error"]))
-        found = PartScores(**answer)
-        if len(found.scores) != self.rows:
-            raise FailureError(f"it returned {len(found.scores)} scores for {self.rows} responses")
-        scores = [score if abs(score) <= LARGEST_SCORE else math.nan for score in found.scores]
-        return found._replace(scores=scores)
+        result = PartScores(**answer)
+        if len(result.scores) != self.rows:
+            raise FailureError(f"it returned {len(result.scores)} scores for {self.rows} responses")
+        scores = [score if abs(score) <= LARGEST_SCORE else math.nan for score in result.scores]
+        return result._replace(scores=scores)
 
     def close(self) -> None:
         """End the process, and the processes that it started."""
@@ -116,18 +116,18 @@ class IsolatedReward:
 
     def _send(self, content: Mapping[str, Any]) -> None:
         try:
-            self._process.send(content, self._until)
+            self._process.send(content, self._deadline)
         except OSError as error:
             raise self._end_process(error) from error
 
     def _receive(self) -> Mapping[str, Any]:
         try:
-            return self._process.receive(self._until)
+            return self._process.receive(self._deadline)
         except OSError as error:
             raise self._end_process(error) from error
 
     def _set_deadline(self, seconds: float) -> None:
-        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def _end_process(self, error: OSError) -> FailureError:
         """End the process after a socket error; return the error to raise."""
@@ -191,8 +191,8 @@ def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
     for batch in messages:
         try:
             with translate_errors(RewardError):
-                found = scorer(Answers(**batch))
-            scores = found if isinstance(found, PartScores) else PartScores(list(found))
+                result = scorer(Answers(**batch))
+            scores = result if isinstance(result, PartScores) else PartScores(list(result))
             answer: dict[str, object] = scores._asdict()
         except RlhfError as error:
             answer = {"error": str(error)}
@@ -201,8 +201,8 @@ def _answer_requests(messages: Iterator[Any]) -> Iterator[dict[str, object]]:
 
 def _build_scorer(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
     """Return the ``ScoreFunction`` of a part, and the names of its criteria, if it has criteria."""
-    if part.kind in KINDS:
-        build: Callable[[RewardTerm], ScoreFunction] = KINDS[part.kind]
+    if part.kind in BUILDERS:
+        build: Callable[[RewardTerm], ScoreFunction] = BUILDERS[part.kind]
         return build(part), []
     if part.kind == RewardKind.judge:
         from rlhf.options.judges.rewards import build_judge

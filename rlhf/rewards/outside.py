@@ -25,7 +25,7 @@ from rlhf.config.schema.rewards import RewardTerm
 from rlhf.rewards.rules import Answers, ScoreFunction
 from rlhf.rewards.sealed import sealed_copy
 
-RETRIED = (429, 500, 502, 503, 504)  # HTTP statuses after which another attempt may succeed
+RETRY_STATUSES = (429, 500, 502, 503, 504)  # HTTP statuses after which a retry may succeed
 SECONDS_TO_CONNECT = 5.0
 LARGEST_ANSWER = 1 << 24  # bytes of an endpoint's answer, enough for a million scores
 LARGEST_PROCESS = 1 << 30  # bytes of this process's memory; HTTP headers have no other limit
@@ -74,24 +74,24 @@ def _convert_scores(result: Any, rows: int) -> list[float]:
 def build_http_reward(part: RewardTerm) -> ScoreFunction:
     """Return a ``ScoreFunction`` that gets scores from the endpoint ``part.url``.
 
-    It posts ``{"prompts": [...], "responses": [...], "columns": {name: [...]}}`` and expects
-    ``{"scores": [...]}``.
+    The function posts ``{"prompts": [...], "responses": [...], "columns": {name: [...]}}`` and
+    expects ``{"scores": [...]}``.
 
     Raises:
-        ConfigError: if the token's environment variable is not set, or the URL has no listener.
+        ConfigError: if the token's variable has no plain text, or nothing listens at the URL.
     """
     post = connect_endpoint(part, str(part.url))
     resource.setrlimit(resource.RLIMIT_AS, (LARGEST_PROCESS, LARGEST_PROCESS))
 
     def score_answers(answers: Answers) -> list[float]:
-        found: list[float] = []
-        until = time.monotonic() + part.timeout_seconds
+        scores: list[float] = []
+        deadline = time.monotonic() + part.timeout_seconds
         for batch in _split_answers(answers, part.batch_size or max(1, len(answers.responses))):
             try:
-                found += _parse_scores(post(batch, until))
+                scores += _parse_scores(post(batch, deadline))
             except MemoryError as error:
                 raise RewardError("its answer needs too much memory") from error
-        return found
+        return scores
 
     return score_answers
 
@@ -107,17 +107,17 @@ def connect_endpoint(part: RewardTerm, url: str, *, largest: int = LARGEST_ANSWE
     ``largest`` bytes.
 
     Raises:
-        ConfigError: if the token's environment variable is not set, or the URL has no listener.
+        ConfigError: if the token's variable has no plain text, or nothing listens at the URL.
     """
-    place, headers = _require_listener(url), _build_headers(part)
+    address, headers = _require_listener(url), _build_headers(part)
 
-    def post(content: Mapping[str, Any], until: float) -> Any:
+    def post(content: Mapping[str, Any], deadline: float) -> Any:
         body = json.dumps(content).encode()
         for attempt in range(part.retries + 1):
             pause, cause = FIRST_PAUSE * 2**attempt, None
             try:
-                status, retry_after, answer = _exchange(place, body, headers, until, largest)
-                if status not in RETRIED:
+                status, retry_after, answer = _exchange(address, body, headers, deadline, largest)
+                if status not in RETRY_STATUSES:
                     return _parse_answer(status, answer)
                 reason, pause = f"HTTP status {status}", max(pause, _read_pause(retry_after))
             except TimeoutError as error:
@@ -125,7 +125,7 @@ def connect_endpoint(part: RewardTerm, url: str, *, largest: int = LARGEST_ANSWE
                 raise RewardError(f"no answer within {limit}") from error
             except (OSError, HTTPException) as error:
                 reason, cause = failure_reason(error, None), error
-            if attempt == part.retries or time.monotonic() + pause > until:
+            if attempt == part.retries or time.monotonic() + pause > deadline:
                 break
             time.sleep(pause)
         raise RewardError(reason) from cause
@@ -134,27 +134,27 @@ def connect_endpoint(part: RewardTerm, url: str, *, largest: int = LARGEST_ANSWE
 
 
 def _exchange(
-    place: SplitResult, body: bytes, headers: Mapping[str, str], until: float, largest: int
+    address: SplitResult, body: bytes, headers: Mapping[str, str], deadline: float, largest: int
 ) -> tuple[int, str, bytes]:
     """Send a request; return status, Retry-After and body of the answer.
 
-    The connection is shut down at ``until``: time limits of sockets are for each byte.
+    The connection is shut down at ``deadline``: time limits of sockets are for each byte.
     """
-    if (left := until - time.monotonic()) <= 0:
+    if (seconds := deadline - time.monotonic()) <= 0:
         raise TimeoutError
-    connection = CONNECTIONS[place.scheme](str(place.hostname), place.port, timeout=left)
+    connection = CONNECTIONS[address.scheme](str(address.hostname), address.port, timeout=seconds)
     with closing(connection):
         connection.connect()
-        limit = Timer(until - time.monotonic(), _shut_down, [connection.sock])
+        limit = Timer(deadline - time.monotonic(), _shut_down, [connection.sock])
         limit.start()
         try:
-            target = urlunsplit(("", "", place.path or "/", place.query, ""))
+            target = urlunsplit(("", "", address.path or "/", address.query, ""))
             connection.request("POST", target, body, headers)
             with connection.getresponse() as answer:
                 content = answer.read(largest + 1)
         finally:
             limit.cancel()
-            if time.monotonic() >= until:
+            if time.monotonic() >= deadline:
                 raise TimeoutError
     if len(content) > largest:
         raise RewardError(f"its answer has more than {largest >> 10} KiB")
@@ -171,7 +171,7 @@ def _shut_down(sock: socket.socket) -> None:
 def _read_pause(text: str) -> float:
     """Return the seconds that a header Retry-After asks to wait; 0 if it cannot be read.
 
-    It is a number, which some servers write as "1.5" or "60s", or a date.
+    The header has a number, which some servers write as "1.5" or "60s", or a date.
     """
     if (number := re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*s?\s*", text)) is not None:
         return float(number[1])
@@ -205,12 +205,12 @@ def _build_headers(part: RewardTerm) -> dict[str, str]:
 def _require_listener(url: str) -> SplitResult:
     """Return the parts of an address; raise ConfigError if nothing accepts connections there."""
     try:
-        place = urlsplit(url)
-        port = place.port or {"http": 80, "https": 443}[place.scheme]
-        socket.create_connection((str(place.hostname), port), SECONDS_TO_CONNECT).close()
+        address = urlsplit(url)
+        port = address.port or {"http": 80, "https": 443}[address.scheme]
+        socket.create_connection((str(address.hostname), port), SECONDS_TO_CONNECT).close()
     except (OSError, ValueError) as error:  # ValueError: not the name of a host
         raise ConfigError(f"url={url}: nothing answers there ({error})") from error
-    return place
+    return address
 
 
 def _parse_answer(status: int, body: bytes) -> Any:

@@ -20,10 +20,10 @@ class Answers(NamedTuple):
 
     prompts: Sequence[str]
     responses: Sequence[str]
-    ended: Sequence[bool]  # True: the response ended by itself
+    ended: Sequence[bool]  # True if an end token or stop text ended the response
     tokens: Sequence[int]  # numbers of response tokens, the end token included
     columns: Mapping[str, Sequence[Any]]  # the dataset columns that the part reads, by name
-    step: int | None = None  # of PPO, from 1; None: held-out prompts, or a test before training
+    step: int | None = None  # PPO's step, from 1; None for held-out prompts, and before training
 
 
 class PartScores(NamedTuple):
@@ -62,12 +62,12 @@ def build_length_rule(part: RewardTerm) -> ScoreFunction:
 
 
 def build_stop_rule(_: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 if the response ended by itself."""
+    """Return a rule that scores 1 if an end token or stop text ended the response."""
     return lambda answers: [float(has_ended) for has_ended in answers.ended]
 
 
 def build_pattern_rule(part: RewardTerm) -> ScoreFunction:
-    """Return a rule that scores 1 if ``pattern`` matches part (``whole``: all) of the response."""
+    """Return a rule: 1 if ``pattern`` matches a part (``whole``: all) of the stripped response."""
     expression = re.compile(str(part.pattern))
     find = expression.fullmatch if part.whole else expression.search
     return lambda answers: [float(find(each.strip()) is not None) for each in answers.responses]
@@ -86,8 +86,8 @@ def build_number_rule(part: RewardTerm) -> ScoreFunction:
     """
 
     def matches(response: str, wanted: str) -> bool:
-        given, right = find_last_number(response), find_last_number(wanted)
-        return given is not None and right is not None and math.isclose(given, right)
+        number, expected = find_last_number(response), find_last_number(wanted)
+        return number is not None and expected is not None and math.isclose(number, expected)
 
     return _build_column_rule(part, matches)
 
@@ -126,8 +126,8 @@ def find_last_number(text: str) -> float | None:
     A number has digits, which commas may group by three, and optionally a sign (- or U+2212), a
     decimal point and an exponent: 1,200.50, .5, -1.5e3. Spaces end a number.
     """
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
 
 
 def _refuse_nan_and_infinity(name: str) -> None:
@@ -139,7 +139,7 @@ def _build_column_rule(part: RewardTerm, matches: Callable[[str, str], bool]) ->
 
     def score_answers(answers: Answers) -> list[float]:
         pairs = zip(answers.responses, answers.columns[column], strict=True)
-        return [float(matches(response, str(wanted))) for response, wanted in pairs]
+        return [float(matches(response, str(expected))) for response, expected in pairs]
 
     return score_answers
 

@@ -1,7 +1,7 @@
-"""Seal a judge: it runs from a private copy of the code and data with which the run began.
+"""Seal a judge, a user's reward function: it runs from a private copy of its code and files.
 
-The seal is one hash of the judge's module and of its ``files``. It is stored in the frozen
-configuration; every process of the judge compares it with the hash of its own copy.
+The seal is one hash of the judge's module and of its ``files`` when the run begins, stored in the
+frozen configuration. Every process of the judge compares it with the hash of its own copy.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def require_sealed_judges(parts: Mapping[str, RewardTerm]) -> None:
 def compute_seal(name: str, part: RewardTerm) -> str:
     """Return the seal of the judge ``name``; raise ConfigError if one of its files is missing."""
 
-    def error(reason: str) -> ConfigError:
+    def build_error(reason: str) -> ConfigError:
         return ConfigError(
-            f"rewards.{name}.sealed: cannot be read ({reason}). files are paths below the "
-            "folder of the module"
+            f"rewards.{name}.sealed: the judge cannot be read ({reason}); rewards.{name}.files are "
+            "paths below the folder of its module"
         )
 
-    with translate_errors(error):
+    with translate_errors(build_error):
         return _hash_all(*find_judge_files(part))
 
 

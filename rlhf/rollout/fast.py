@@ -37,7 +37,7 @@ class FastSettings:
     """Options of the decode loop; the config group ``rollout`` documents their meaning."""
 
     dtype: torch.dtype
-    max_rows: int | None  # None: as many as there are prompts
+    max_rows: int | None  # None if all responses are decoded at once
     gather_weights: When
     cuda_graphs: bool
 
@@ -67,7 +67,7 @@ class FastRollout:
     adapter_of: AdapterOf
     find_modules: FindModules
     ranks: Ranks
-    kept: KeptDecoder | None = None  # None: each rollout has graphs and a KV cache of its own
+    kept: KeptDecoder | None = None  # None if each rollout has its own graphs and KV cache
 
     def generate(
         self,
@@ -77,7 +77,7 @@ class FastRollout:
         limits: list[int] | None = None,
         prefixes: Sequence[list[int]] | None = None,
     ) -> Responses:
-        """Return one response per prompt, of at most limits[i] tokens (None: max_tokens).
+        """Return one response per prompt, of at most limits[i] (or else max_tokens) tokens.
 
         Response i begins with the tokens ``prefixes[i]``, whose log-probabilities are given as 0.
         """
@@ -232,7 +232,7 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class Sampled(NamedTuple):
-    """One response: token ids, their log-probabilities, and whether it ended by itself."""
+    """One response: ids, log-probabilities, and True if an end token or stop text ended it."""
 
     ids: list[int]
     logprobs: list[float]

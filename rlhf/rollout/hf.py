@@ -28,7 +28,7 @@ class HfRollout:
     _: KW_ONLY
     pad_id: int
     stop: StopTexts
-    max_rows: int | None = None  # responses that are sampled at once; None: all
+    max_rows: int | None = None  # number of responses sampled at once; None for all
 
     def generate(self, actor: Engine, prompts: PromptBatch) -> Responses:
         """Return one response per prompt; its random numbers are the prompt's row of draws_BT."""
@@ -82,7 +82,7 @@ class HfRollout:
         from transformers import LogitsProcessorList
 
         num_rows, prompt_tokens = prompts.ids_BP.shape
-        everyone_B = torch.ones(num_rows, dtype=torch.bool, device=prompts.ids_BP.device)
+        all_rows_B = torch.ones(num_rows, dtype=torch.bool, device=prompts.ids_BP.device)
 
         def mask_all_but_drawn_token(ids_BS: Tensor, logits_BV: Tensor) -> Tensor:
             step = ids_BS.shape[1] - prompt_tokens
@@ -91,7 +91,7 @@ class HfRollout:
                 # Under ZeRO-3 a finished rank takes part in further steps, with its last draw.
                 prompts.draws_BT[:, min(step, prompts.draws_BT.shape[1] - 1)],
                 self.sampling,
-                barred_B=everyone_B if step < self.sampling.min_tokens else None,
+                barred_B=all_rows_B if step < self.sampling.min_tokens else None,
                 end_ids=end_ids,
             )
             only_BV = torch.full_like(logits_BV, -torch.inf)
@@ -129,7 +129,7 @@ class HfRollout:
 
 
 def split_prompts(prompts: PromptBatch, most: int | None) -> list[PromptBatch]:
-    """Split a batch into batches of at most ``most`` prompts; None: return it whole."""
+    """Split a batch into batches of at most ``most`` prompts; if it is None, keep one batch."""
     total = len(prompts.texts)
     starts = range(0, total, most or total)
     return [take_rows(prompts, list(range(total))[start:][:most]) for start in starts]

@@ -24,7 +24,7 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, Packi
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_token_logprobs
 
 PREFILL_TOKENS = 8192  # maximum number of prompt tokens per prefill, which limits its memory
-JOINING_SHARE = 8  # a prefill without decoding waits until 1/8 of the rows are free
+JOINING_DIVISOR = 8  # a prefill without decoding waits until 1/8 of the rows are free
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Scheduler:
         """Return the ``waiting`` requests to prefill next; none if the next pass should decode."""
         free = self.max_rows - len(self._active) - len(self._paused or ())
         packs = isinstance(self.decoder, PackingDecoder)
-        fewest = 1 if packs else max(1, self.max_rows // JOINING_SHARE)
+        fewest = 1 if packs else max(1, self.max_rows // JOINING_DIVISOR)
         if not waiting or (self._active and free < fewest):
             return []
         fitting = max(1, PREFILL_TOKENS // len(waiting[0].all_ids))

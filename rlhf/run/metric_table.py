@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.methods import Method, installed_methods, read_table
-from rlhf.options import tables_of_options
+from rlhf.options import read_option_tables
 
 FILE = "metrics.yaml"
 
@@ -38,7 +38,7 @@ def _parse_groups(table: Mapping[str, Any]) -> dict[str, dict[str, MetricInfo]]:
 TABLE = merge_tables(
     [
         read_yaml_beside(__file__, FILE),
-        *tables_of_options(FILE),
+        *read_option_tables(FILE),
         *(read_table(method, FILE, _parse_groups) for method in installed_methods()),
     ]
 )

@@ -65,6 +65,6 @@ def test_layers_find_their_cache_by_both_names(name: str) -> None:
         _call_compiled_unless_kv_cache(lambda **_: "compiled", lambda **_: "plain", **{name: None})
         == "compiled"
     )
-    run = _return_only_hidden_state(lambda hidden, **_: (hidden,), counts=True)
+    run = _return_only_hidden_state(lambda hidden, **_: (hidden,), counts_tokens=True)
     run(torch.zeros(2, 3, 4), **{name: cache})
     assert seen[0][0].shape == (1, 1, 3, 1)

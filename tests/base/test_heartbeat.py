@@ -57,7 +57,7 @@ def test_each_micro_batch_of_any_phase_is_a_sign(kind: Any, counted: Counted) ->
     """SFT, reward model, DPO and PPO all learn by an engine's ``backward``."""
     backward, boundary = Tensor.backward, lambda: True
     deepspeed = SimpleNamespace(backward=backward, is_gradient_accumulation_boundary=boundary)
-    engine = SimpleNamespace(_deepspeed=deepspeed, _num_parts=1)
+    engine = SimpleNamespace(_deepspeed=deepspeed, _num_micro_batches=1)
     for _ in range(3):
         kind.backward(engine, torch.zeros(1, requires_grad=True).sum())
     assert counted.beats == 3

@@ -138,7 +138,7 @@ def test_the_first_line_of_an_error_is_the_reason(
     weights = torch.nn.Parameter(torch.ones(3))
     groups = [{"params": [weights], "lr": 0.1, "weight_decay": 0.0}]
     adamw = SplitAdamW(groups, betas=(0.9, 0.95), eps=1e-8, moments=torch.float32)
-    assert isinstance(adamw._way, TorchAdamw)
+    assert isinstance(adamw._update, TorchAdamw)
     assert replaced_kernels()[0].startswith(f"kernels: torch replaces AdamW ({reason}): torch ")
 
 

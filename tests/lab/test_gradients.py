@@ -103,7 +103,7 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
         f"{GROUPS}rloo rollout.lag=2 ppo.off_policy_mask_kl=1e-4",
         [],
         Direction.biased,
-        ["ppo.off_policy_mask_kl=0.0001: bad responses that the policy has left are left out"],
+        ["ppo.off_policy_mask_kl=0.0001: bad responses that have become unlikely are masked"],
     ),
     "weights with a cap": (
         "rollout.lag=4 ppo.rollout_correction=sequence ppo.rollout_correction_cap=1.01",

@@ -209,7 +209,7 @@ def test_the_rows_of_a_phase_add_up_to_its_time(compose: Compose) -> None:
 def test_adapters_that_leave_out_a_phase_are_named(compose: Compose) -> None:
     for words, is_named in (("lora=default", True), ("lora=all", False), ("lora=none", False)):
         plan = plan_of(compose, words, "model=opt_1.3b", "hardware=a6000_48g", "zero=stage2")
-        assert ("lora=all trains adapters there too" in " ".join(printed(plan).split())) == is_named
+        assert ("lora=all trains adapters instead" in " ".join(printed(plan).split())) == is_named
 
 
 def test_the_table_ends_with_the_verdict(compose: Compose) -> None:

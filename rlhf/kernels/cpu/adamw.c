@@ -1,7 +1,7 @@
 /* One AdamW step, in a single pass, on fp32 weights stored as bf16 weights plus 16 low bits.
  *
- * Compiled at first use by compiling.py; adamw.py documents the arguments. The fp32 weight has the
- * bits 65536 * high + low, with low from -32768 to 32767.
+ * Compiled at first use by compiling.py; torch_adamw.py documents the numbers. The fp32 weight has
+ * the bits 65536 * high + low, with low from -32768 to 32767.
  */
 #include <math.h>
 #include <stdint.h>

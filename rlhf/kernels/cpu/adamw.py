@@ -35,18 +35,18 @@ class AdamwKernel:
         self,
         states: Sequence[SplitState],
         gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
+        scalars: Sequence[AdamwScalars],
     ) -> None:
         """Update ``states`` in place by an AdamW step; skip a state whose bf16 gradient is None."""
-        for split, gradient, scalars in zip(states, gradients, numbers, strict=True):
+        for state, gradient, its_scalars in zip(states, gradients, scalars, strict=True):
             if gradient is None:
                 continue
-            whole = gradient.contiguous()
+            contiguous = gradient.contiguous()
             call = _Call(
-                *(tensor.data_ptr() for tensor in (*split, whole)),
-                whole.numel(),
-                split.first.dtype is torch.bfloat16,
-                *scalars,
+                *(tensor.data_ptr() for tensor in (*state, contiguous)),
+                contiguous.numel(),
+                state.first.dtype is torch.bfloat16,
+                *its_scalars,
             )
             self._library.adamw_step(ctypes.byref(call))
 
@@ -55,9 +55,9 @@ class AdamwKernel:
         total = 0.0
         for gradient in gradients:
             if gradient is not None:
-                whole = gradient.contiguous()
-                place, size = _Pointer(whole.data_ptr()), _Size(whole.numel())
-                total += self._library.adamw_squares(place, size)
+                contiguous = gradient.contiguous()
+                pointer, size = _Pointer(contiguous.data_ptr()), _Size(contiguous.numel())
+                total += self._library.adamw_squares(pointer, size)
         return total
 
 

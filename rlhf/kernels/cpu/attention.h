@@ -1,4 +1,4 @@
-/* Attention of new tokens over a KV cache; before it, norms and rotations of queries and keys. */
+/* Norms and rotations of queries and keys, and attention of new tokens over a KV cache. */
 
 /* The queries, keys or values of all tokens: `heads` vectors per token within a buffer. */
 typedef struct { int64_t buffer, first, token, head, heads; } Heads;
@@ -10,21 +10,21 @@ static inline number *head_at(const Heads *h, const Pass *pass, int64_t token, i
 typedef struct {
     Heads heads;
     const Norm *norm;        /* of each head, or null */
-    const float *cos, *sin;  /* (positions, turned), or null */
-    int64_t turned;          /* count of a head's first numbers that are rotated */
-} Turn;
+    const float *cos, *sin;  /* (positions, rotated), or null */
+    int64_t rotated;         /* count of a head's first numbers that are rotated */
+} Rotary;
 
 /* Normalise each head, then rotate it by its position: x * cos + (x with halves swapped) * sin. */
-static void turn(const Turn *t, const Pass *pass) {
-    const int64_t half = t->turned / 2;
+static void rotate(const Rotary *r, const Pass *pass) {
+    const int64_t half = r->rotated / 2;
 #pragma omp for collapse(2) schedule(static) nowait
     for (int64_t token = 0; token < pass->tokens; token++)
-        for (int64_t head = 0; head < t->heads.heads; head++) {
-            number *x = head_at(&t->heads, pass, token, head);
-            if (t->norm) normalise(t->norm, x, x);
-            const float *cos = t->cos + pass->positions[token] * t->turned;
-            const float *sin = t->sin + pass->positions[token] * t->turned;
-            for (int64_t i = 0; t->cos && i < half; i += LANES) {
+        for (int64_t head = 0; head < r->heads.heads; head++) {
+            number *x = head_at(&r->heads, pass, token, head);
+            if (r->norm) normalise(r->norm, x, x);
+            const float *cos = r->cos + pass->positions[token] * r->rotated;
+            const float *sin = r->sin + pass->positions[token] * r->rotated;
+            for (int64_t i = 0; r->cos && i < half; i += LANES) {
                 const int64_t left = half - i;
                 const vec low = load_numbers(x + i, left), high = load_numbers(x + half + i, left);
                 const vec low_cos = load(cos + i), high_cos = load(cos + half + i);
@@ -40,7 +40,7 @@ typedef struct {
     number *keys, *values;   /* (rows, kv_heads, capacity, size) */
     int64_t capacity, size;
     float scale;
-    int64_t mixed;           /* buffer: (tokens, heads, size) */
+    int64_t mixed;           /* buffer of the results: (tokens, heads, size) */
 } Attention;
 
 /* Return the index in the KV cache of the first number of a token's row, for one key/value head. */
@@ -49,7 +49,7 @@ static inline int64_t row_of(const Attention *a, const Pass *pass, int64_t token
 }
 
 /* Store all keys and values before any token attends, since a prompt's tokens share a row. */
-static void remember(const Attention *a, const Pass *pass) {
+static void store_kv(const Attention *a, const Pass *pass) {
 #pragma omp for collapse(2) schedule(static) nowait
     for (int64_t token = 0; token < pass->tokens; token++)
         for (int64_t kv = 0; kv < a->key.heads; kv++) {
@@ -60,7 +60,7 @@ static void remember(const Attention *a, const Pass *pass) {
         }
 }
 
-static void fetch(const number *from, int64_t bytes) {
+static void prefetch(const number *from, int64_t bytes) {
     for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch((const char *)from + at, _MM_HINT_T0);
 }
 
@@ -95,20 +95,20 @@ ALWAYS_INLINE void attend_head(const Attention *a, const Pass *pass, int64_t tok
     for (int64_t i = 0; i < seen; i += KEYS) {
         const number *four[KEYS];
         for (int j = 0; j < KEYS; j++) four[j] = keys + (i + j < seen ? i + j : i) * size;
-        fetch(values + i * size, KEYS * size * sizeof(number));
+        prefetch(values + i * size, KEYS * size * sizeof(number));
         dot(query, four, size, scores + i);
     }
     softmax(scores, seen, a->scale);
     for (int64_t d = 0; d < size; d += TOGETHER * LANES) {
         vec sums[TOGETHER] = {all(0), all(0), all(0), all(0)};
         for (int64_t i = 0; i < seen; i++) {
-            const vec share = all(scores[i]);
+            const vec weight = all(scores[i]);
             const number *value = values + i * size + d;
-            if (d == 0) fetch(next + i * size, size * sizeof(number));
+            if (d == 0) prefetch(next + i * size, size * sizeof(number));
 #pragma GCC unroll 4
             for (int j = 0; j < TOGETHER; j++) {
                 const int64_t left = size - d - j * LANES;
-                if (left > 0) sums[j] = share * load_numbers(value + j * LANES, left) + sums[j];
+                if (left > 0) sums[j] = weight * load_numbers(value + j * LANES, left) + sums[j];
             }
         }
         for (int j = 0; j < TOGETHER && d + j * LANES < size; j++)
@@ -119,11 +119,11 @@ ALWAYS_INLINE void attend_head(const Attention *a, const Pass *pass, int64_t tok
 /* Compute causal attention: each token attends to its own row, up to its position. */
 static void attend(const Attention *a, const Pass *pass) {
     const int64_t all_heads = pass->tokens * a->query.heads;
-    const int64_t share = all_heads / (8 * omp_get_num_threads()) + 1; /* small: rows differ */
-#pragma omp for schedule(dynamic, share) nowait
+    const int64_t at_once = all_heads / (8 * omp_get_num_threads()) + 1; /* few: lengths differ */
+#pragma omp for schedule(dynamic, at_once) nowait
     for (int64_t i = 0; i < all_heads; i++) {
         const int64_t token = i / a->query.heads, head = i % a->query.heads;
-        switch (a->size) { /* The compiler knows the most frequent sizes. */
+        switch (a->size) { /* Code for the most frequent sizes is compiled with constants. */
         case 64: attend_head(a, pass, token, head, 64); break;
         case 128: attend_head(a, pass, token, head, 128); break;
         default: attend_head(a, pass, token, head, a->size);

@@ -22,16 +22,16 @@ from rlhf.base.trust import keep_others_from_writing, make_own_folder, require_t
 from rlhf.kernels import kernel_checks
 
 # The lowest ISA level for which each kernel can be compiled.
-KERNELS = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)
-X86_ONLY = {"logprobs", "softmax", "decode"}
-HALF_ONLY = {"adamw"}  # kernels that are used only with bf16 weights
+LOWEST_ISA = dict.fromkeys(("adamw", "logprobs", "softmax", "decode"), Isa.avx2)
+X86_ONLY = {"logprobs", "softmax", "decode"}  # kernels with x86 instructions
+BF16_ONLY = {"adamw"}  # kernels that are used only with bf16 weights
 FLAGS = ["-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"]
 
 
 class Kernel(NamedTuple):
     """The compiled functions of a C file; ``library`` is None if they are missing.
 
-    ``reason`` says why they are missing, or why their ISA level is lower than the CPU's.
+    ``reason`` explains why they are missing, or why their ISA level is lower than the CPU's.
     """
 
     library: ctypes.CDLL | None
@@ -57,20 +57,20 @@ def describe_kernels(*, half: bool) -> str:
     Kernels that are not in the cache are compiled first.
     """
     isa = usable_isa()
-    found = {
+    kernels = {
         name: load_kernel(name, isa, half=half)
-        for name, needed in KERNELS.items()
-        if needed <= read_cpu().isa and (half or name not in HALF_ONLY)
+        for name, needed in LOWEST_ISA.items()
+        if needed <= read_cpu().isa and (half or name not in BF16_ONLY)
     }
-    running = [name for name, each in found.items() if each.library is not None]
+    running = [name for name, each in kernels.items() if each.library is not None]
     reasons: dict[str, list[str]] = {}
-    for name, each in found.items():
+    for name, each in kernels.items():
         if each.reason is not None:
             reasons.setdefault(each.reason, []).append(name)
     parts = [f"{', '.join(running) or 'none'} in C ({isa.name})"]
     for reason, names in reasons.items():
-        missing = f"no {isa.name} for" if names[0] in running else "torch instead of"
-        parts.append(f"{missing} {', '.join(names)}: {reason}")
+        lack = f"no {isa.name} for" if names[0] in running else "torch instead of"
+        parts.append(f"{lack} {', '.join(names)}: {reason}")
         if names[0] not in running:
             kernel_checks.note_replaced(names[0], f"kernels: {parts[-1]}")
     return f"kernels: {'; '.join(parts)}"
@@ -79,9 +79,9 @@ def describe_kernels(*, half: bool) -> str:
 @cache
 def load_kernel(name: str, isa: Isa, *, half: bool = True) -> Kernel:
     """Return the functions of ``name``.c for ``isa``, or for the next lower level that works."""
-    if isa < KERNELS[name]:
+    if isa < LOWEST_ISA[name]:
         cap = os.environ.get(MAX_ISA)
-        return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {KERNELS[name].name}")
+        return Kernel(None, f"{MAX_ISA}={cap}" if cap else f"needs {LOWEST_ISA[name].name}")
     if name in X86_ONLY and "asimd" in read_cpu().flags:
         return Kernel(None, "needs an x86 CPU")
     try:
@@ -99,7 +99,7 @@ def _next_lower_kernel(name: str, isa: Isa, half: bool, reason: str) -> Kernel:
 
     The kernel has no library if ``isa`` is the lowest level of the kernel ``name``.
     """
-    if isa == KERNELS[name]:
+    if isa == LOWEST_ISA[name]:
         return Kernel(None, reason)
     return load_kernel(name, Isa(isa - 1), half=half)._replace(reason=reason)
 
@@ -113,23 +113,23 @@ def _load_library(source: Path, isa: Isa, half: bool) -> ctypes.CDLL:
     texts = [source.read_bytes(), *(h.read_bytes() for h in sorted(source.parent.glob("*.h")))]
     # The CPU's name separates machines that share a home folder but have different CPUs.
     key = f"{options} {read_cpu().name} {sorted(read_cpu().flags)}"
-    built_of = sha256_of([*texts, key.encode()])[:16]
-    library = cache_folder() / f"{source.stem}-{built_of}.so"
+    digest = sha256_of([*texts, key.encode()])[:16]
+    library = cache_folder() / f"{source.stem}-{digest}.so"
     try:
         make_own_folder(library.parent)
         if not library.exists():
-            with replace_atomically(library, shared=True) as made:  # many ranks may write this file
-                _compile_library(source, made, options)
-                keep_others_from_writing(made)
+            with replace_atomically(library, shared=True) as target:  # many ranks may write it
+                _compile_library(source, target, options)
+                keep_others_from_writing(target)
         require_trusted(library)
         return ctypes.CDLL(str(library))
     except OSError as error:
         unusable = f"{library.parent} cannot hold compiled code ({_error_text(error)})"
     try:
         with TemporaryDirectory(prefix="rlhf-") as folder:  # a loaded library outlives its file
-            made = Path(folder) / library.name
-            _compile_library(source, made, options)
-            return ctypes.CDLL(str(made))
+            target = Path(folder) / library.name
+            _compile_library(source, target, options)
+            return ctypes.CDLL(str(target))
     except OSError as error:
         raise _Failure(
             f"{unusable}, and neither can the temporary folder ({_error_text(error)}); set "
@@ -144,14 +144,14 @@ def _error_text(error: OSError) -> str:
 
 def _isa_options(isa: Isa) -> list[str]:
     """Return the gcc options that select this CPU's instructions, up to the level ``isa``."""
-    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc never adds AMX itself, so no cap
+    is_capped = isa < min(read_cpu().isa, Isa.avx512_bf16)  # gcc uses no AMX by itself
     return ["-march=x86-64-v3" if is_capped else "-march=native"]
 
 
-def _compile_library(source: Path, made: Path, options: list[str]) -> None:
-    command = [_find_gcc(), *options, str(source), "-lm", "-o", str(made)]
+def _compile_library(source: Path, target: Path, options: list[str]) -> None:
+    command = [_find_gcc(), *options, str(source), "-lm", "-o", str(target)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode or not made.exists():
+    if run.returncode or not target.exists():
         lines = [line for line in run.stderr.splitlines() if "error" in line] or ["no message"]
         raise _Failure(f"{command[0]} failed with exit code {run.returncode} ({lines[0].strip()})")
 
@@ -161,11 +161,11 @@ def _find_gcc() -> str:
 
     clang is refused: its OpenMP threads would compete with torch's threads for the same cores.
     """
-    found = [path for name in ("gcc", "cc") if (path := shutil.which(name)) is not None]
-    for path in found:
+    paths = [path for name in ("gcc", "cc") if (path := shutil.which(name)) is not None]
+    for path in paths:
         run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
         if "Free Software Foundation" in run.stdout:
             return path
-    if found:
-        raise _Failure(f"{found[0]} is not gcc, and only gcc shares torch's threads; install gcc")
+    if paths:
+        raise _Failure(f"{paths[0]} is not gcc, and only gcc shares torch's threads; install gcc")
     raise _Failure("there is no C compiler; install gcc")

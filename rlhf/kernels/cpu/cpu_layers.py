@@ -93,10 +93,10 @@ def _should_use_matmul(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     is_whole = tokens == key.shape[2] and 1 < tokens <= LONGEST
-    is_alike = query.shape[-1] == value.shape[-1]
-    asks_more = any(options.get(name) is not None for name in ("softcap", "position_bias"))
-    is_plain = is_causal and not options.get("dropout") and not asks_more
-    return query.is_cpu and is_whole and is_alike and is_plain and not kernel_checks.are_off()
+    is_same_size = query.shape[-1] == value.shape[-1]
+    changes_scores = any(options.get(name) is not None for name in ("softcap", "position_bias"))
+    is_plain = is_causal and not options.get("dropout") and not changes_scores
+    return query.is_cpu and is_whole and is_same_size and is_plain and not kernel_checks.are_off()
 
 
 def _build_score_bias(mask: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -139,12 +139,12 @@ class _MatmulAttention(torch.autograd.Function):
         if not ctx.keeps_shares:
             shares_MSS = _compute_attention_weights(query_MSD, key_MSD, shares_MSS, ctx.scaling)
         gradient_MSD = gradient.reshape(query_MSD.shape)
-        of_value_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
-        of_shares_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
-        of_products_MSS = softmax_gradient_(of_shares_MSS, shares_MSS, scale=ctx.scaling)
-        of_query_MSD = torch.bmm(of_products_MSS, key_MSD)
-        of_key_MSD = torch.bmm(of_products_MSS.transpose(1, 2), query_MSD)
-        parts = (of_query_MSD, of_key_MSD, of_value_MSD)
+        value_grad_MSD = torch.bmm(shares_MSS.transpose(1, 2), gradient_MSD)
+        shares_grad_MSS = torch.bmm(gradient_MSD, value_MSD.transpose(1, 2))
+        products_grad_MSS = softmax_gradient_(shares_grad_MSS, shares_MSS, scale=ctx.scaling)
+        query_grad_MSD = torch.bmm(products_grad_MSS, key_MSD)
+        key_grad_MSD = torch.bmm(products_grad_MSS.transpose(1, 2), query_MSD)
+        parts = (query_grad_MSD, key_grad_MSD, value_grad_MSD)
         return *(part.view(gradient.shape) for part in parts), None, None
 
 
@@ -178,7 +178,7 @@ def use_onednn_products(model: PreTrainedModel) -> None:
 
 
 def apply_linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, computed by MKL, or by oneDNN, which autograd does not record."""
+    """Return x W^T + b by MKL or oneDNN; autograd does not record a product by oneDNN."""
     if not _is_faster_with_onednn(x, weight_OI):
         return functional.linear(x, weight_OI, bias_O)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
@@ -208,14 +208,14 @@ class _LinearByOnednn(torch.autograd.Function):
         x, weight_OI = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         gradient_TO = gradient.reshape(-1, gradient.shape[-1])
-        of_x = apply_linear(gradient, weight_OI.T.contiguous()) if wants_x else None
+        x_grad = apply_linear(gradient, weight_OI.T.contiguous()) if wants_x else None
         x_TI = x.reshape(-1, x.shape[-1])
-        of_weight = _compute_weight_gradient(gradient_TO, x_TI) if wants_weight else None
-        return of_x, of_weight, gradient_TO.sum(0) if wants_bias else None
+        weight_grad = _compute_weight_gradient(gradient_TO, x_TI) if wants_weight else None
+        return x_grad, weight_grad, gradient_TO.sum(0) if wants_bias else None
 
 
 def _compute_weight_gradient(gradient_TO: Tensor, x_TI: Tensor) -> Tensor:
-    """Return the gradient of a weight (O, I); oneDNN beats MKL here only on CPUs above AVX2."""
+    """Return the gradient of a weight (O, I); oneDNN beats MKL only on CPUs with AVX-512."""
     if onednn_isa() > Isa.avx2:
         return apply_linear(gradient_TO.T.contiguous(), x_TI.T.contiguous())
     return gradient_TO.T @ x_TI
@@ -234,8 +234,8 @@ def softmax_gradient_(slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor
     """
     kernel = _select_softmax(slopes)
     if kernel is None:
-        found = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
-        return slopes.copy_(found).mul_(scale)
+        gradient = torch._softmax_backward_data(slopes, shares, -1, shares.dtype)
+        return slopes.copy_(gradient).mul_(scale)
     return kernel.gradient_(slopes, shares, scale=scale)
 
 

@@ -2,7 +2,7 @@
  *
  * Compiled at first use by compiling.py; decode.py documents the steps and their arguments. One
  * call runs a whole program in one parallel region; threads wait for each other after every step.
- * Sums are fp32; buffers and the KV cache hold numbers that are rounded to `number`.
+ * Sums are fp32; the KV cache and buffers hold `number`s, some buffers fp32 numbers.
  */
 #include <omp.h>
 
@@ -23,9 +23,9 @@ typedef struct {
 #include "softmax.h"
 #include "attention.h"
 
-enum { LINEAR, NORM, TURN, REMEMBER, ATTEND };
+enum { LINEAR, NORM, ROTATE, STORE_KV, ATTEND };
 
-typedef struct { int64_t kind; const void *of; } Step;
+typedef struct { int64_t kind; const void *arguments; } Step;
 
 void decode_run(const Step *steps, int64_t count, const Pass *pass) {
 #pragma omp parallel
@@ -36,11 +36,11 @@ void decode_run(const Step *steps, int64_t count, const Pass *pass) {
 #endif
         for (int64_t i = 0; i < count; i++) {
             switch (steps[i].kind) {
-            case LINEAR: linear(steps[i].of, pass); break;
-            case NORM: norm(steps[i].of, pass); break;
-            case TURN: turn(steps[i].of, pass); break;
-            case REMEMBER: remember(steps[i].of, pass); break;
-            case ATTEND: attend(steps[i].of, pass); break;
+            case LINEAR: linear(steps[i].arguments, pass); break;
+            case NORM: norm(steps[i].arguments, pass); break;
+            case ROTATE: rotate(steps[i].arguments, pass); break;
+            case STORE_KV: store_kv(steps[i].arguments, pass); break;
+            case ATTEND: attend(steps[i].arguments, pass); break;
             }
 #pragma omp barrier
         }

@@ -50,16 +50,16 @@ class HeadsAt(NamedTuple):
 class _Kind(IntEnum):
     linear = 0
     norm = 1
-    turn = 2
-    remember = 3
+    rotate = 2
+    store_kv = 3
     attend = 4
 
 
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_int64
 
 
-def _struct_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
+def _struct_fields(field_type: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, field_type) for name in names.split()]
 
 
 class _Heads(ctypes.Structure):
@@ -81,8 +81,8 @@ class _Norm(ctypes.Structure):
     ]
 
 
-class _Turn(ctypes.Structure):
-    _fields_ = [("heads", _Heads), *_struct_fields(_Pointer, "norm cos sin"), ("turned", _Size)]
+class _Rotary(ctypes.Structure):
+    _fields_ = [("heads", _Heads), *_struct_fields(_Pointer, "norm cos sin"), ("rotated", _Size)]
 
 
 class _Attention(ctypes.Structure):
@@ -96,7 +96,7 @@ class _Attention(ctypes.Structure):
 
 
 class _Step(ctypes.Structure):
-    _fields_ = [("kind", _Size), ("of", _Pointer)]
+    _fields_ = [("kind", _Size), ("arguments", _Pointer)]
 
 
 class _Pass(ctypes.Structure):
@@ -148,7 +148,7 @@ class DecodeProgram:
         self._kept: list[Any] = []  # references to the objects that the steps point to
 
     def add_buffer(self, width: int, dtype: torch.dtype | None = None) -> int:
-        """Add a buffer of ``width`` numbers per token, by default rounded; return its index."""
+        """Add a buffer: ``width`` numbers of ``dtype`` (None: the program's); return its index."""
         self._scratch.append(torch.empty(0, width, dtype=dtype or self._dtype))
         return len(self._scratch) - 1
 
@@ -166,7 +166,7 @@ class DecodeProgram:
 
         ``x``, ``y`` and ``other`` are indices of buffers; ``other`` may be ``y``. The weight is
         copied into the order in which the step reads it. bf16 requires an even number of inputs.
-        A buffer ``y`` of fp32 numbers gets the sums unrounded.
+        A buffer ``y`` of fp32 numbers gets the results unrounded.
         """
         outputs, inputs = layer.weight_OI.shape
         sizes = (_Size(outputs), _Size(inputs))
@@ -193,16 +193,16 @@ class DecodeProgram:
     ) -> None:
         """Add a step that applies ``norm`` to each head, then ``rotary``; either may be None.
 
-        ``rotary`` holds the tables cos and sin (positions, turned), computed in fp32; the first
-        half of each row of sin is negated. Only the first ``turned`` numbers of a head are rotated.
+        ``rotary`` holds the tables cos and sin (positions, rotated), computed in fp32; the first
+        half of each row of sin is negated. Only a head's first ``rotated`` numbers are rotated.
         """
-        own = None if norm is None else self._keep_alive(self._build_norm_struct(norm, 0, 0))
-        step = _Turn(heads=_Heads(*heads), norm=None if own is None else ctypes.addressof(own))
+        kept = None if norm is None else self._keep_alive(self._build_norm_struct(norm, 0, 0))
+        step = _Rotary(heads=_Heads(*heads), norm=None if kept is None else ctypes.addressof(kept))
         if rotary is not None:
             padded = (functional.pad(table.float().flatten(), (0, LANES)) for table in rotary)
             step.cos, step.sin = (self._address_of(table) for table in padded)
-            step.turned = rotary[0].shape[1]
-        self._add_step(_Kind.turn, step)
+            step.rotated = rotary[0].shape[1]
+        self._add_step(_Kind.rotate, step)
 
     def add_attention(
         self, heads: tuple[HeadsAt, HeadsAt, HeadsAt], kv_cache_2RKLD: Tensor, *, mixed: int
@@ -219,7 +219,7 @@ class DecodeProgram:
             *(self._address_of(numbers_RKLD) for numbers_RKLD in kv_cache_2RKLD.unbind()),
             *(capacity, size, size**-0.5, mixed),
         )
-        self._add_step(_Kind.remember, step)
+        self._add_step(_Kind.store_kv, step)
         self._add_step(_Kind.attend, step)
 
     def run(self, given: dict[int, Tensor], rows_T: Tensor, positions_T: Tensor) -> None:
@@ -246,8 +246,8 @@ class DecodeProgram:
         )
         return _Norm(*vectors, x, y, norm.size, norm.is_rms, norm.epsilon)
 
-    def _add_step(self, kind: _Kind, of: Any) -> None:
-        self._steps.append(_Step(kind, ctypes.addressof(self._keep_alive(of))))
+    def _add_step(self, kind: _Kind, arguments: Any) -> None:
+        self._steps.append(_Step(kind, ctypes.addressof(self._keep_alive(arguments))))
 
     def _as_contiguous(self, x: Tensor) -> Tensor:
         return x.detach().to(self._dtype).contiguous()

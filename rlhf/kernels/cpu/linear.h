@@ -1,4 +1,4 @@
-/* Linear layers on packed weights, with bias, activation and another buffer combined. */
+/* Linear layers on packed weights: product, bias, activation, and combination with a buffer. */
 
 enum { NO_ACTIVATION, RELU, GELU, GELU_TANH, SILU };
 enum { ALONE, PLUS, TIMES };
@@ -11,7 +11,7 @@ typedef struct Linear {
     int64_t keeps_fp32; /* true if the buffer y holds fp32 numbers */
 } Linear;
 
-static inline vec activated(vec x, int64_t activation) {
+static inline vec activate(vec x, int64_t activation) {
     switch (activation) {
     case RELU: return larger(x, all(0));
     case SILU: return x * sigmoid_of(x);
@@ -30,7 +30,7 @@ static void finish(const Linear *l, const Pass *pass, const float *sums, int64_t
         const vec bias = l->bias ? load_numbers(l->bias + output + o, end - o) : all(0);
         for (int64_t i = 0; i < rows; i++) {
             const int64_t at = (row + i) * l->outputs + output + o;
-            vec x = activated(load(sums + i * width + o) + bias, l->activation);
+            vec x = activate(load(sums + i * width + o) + bias, l->activation);
             if (l->combine == PLUS) x += load_numbers(pass->buffers[l->other] + at, end - o);
             if (l->combine == TIMES) x *= load_numbers(pass->buffers[l->other] + at, end - o);
             if (l->keeps_fp32) store_floats((float *)pass->buffers[l->y] + at, x, end - o);
@@ -41,7 +41,7 @@ static void finish(const Linear *l, const Pass *pass, const float *sums, int64_t
 
 /* Return the shape of the products with a weight that has `inputs` inputs. */
 static inline Shape shape_for(int64_t inputs) {
-    (void)inputs; /* read with AMX only */
+    (void)inputs; /* used only with AMX */
 #if HALF && ISA >= AMX
     if (inputs % DEPTH == 0) return TILES;
 #endif
@@ -65,7 +65,7 @@ void decode_pack(const number *weight, int64_t outputs, int64_t inputs, number *
     pack_vectors(weight, outputs, inputs, packed);
 }
 
-/* The chunks of a layer's weights that a thread reads. */
+/* The chunks of a layer's weights that a thread reads, of `bytes` bytes each. */
 typedef struct { int64_t begin, end, bytes; } Chunks;
 
 static Chunks own_chunks(const Linear *l) {
@@ -86,7 +86,7 @@ static const uint8_t *next_weights(const Linear *l, Chunks own, int64_t chunk) {
 
 /* Multiply rows (rows, inputs) by a chunk of weights; write sums (rows, outputs).
  *
- * All rows, in groups of equal size, are multiplied by one slab after the other. Each group
+ * All rows, in groups of equal size, are multiplied by one slab after another. Each group
  * prefetches its share of the next slab; `after` is the slab after the last one.
  */
 static void multiply(Shape shape, const number *x, int64_t rows, int64_t inputs,

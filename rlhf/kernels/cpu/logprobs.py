@@ -31,7 +31,7 @@ class LogprobKernel:
         """
         self._library.logprobs_read(
             *self._shared_arguments(logits_NV, ids_N, scale),
-            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in outs),
+            *(ctypes.c_void_p(out_N.data_ptr()) for out_N in outs),
         )
 
     def replace_by_gradient_(
@@ -51,7 +51,7 @@ class LogprobKernel:
         vectors = (log_sums_N.contiguous(), slopes_N.float().contiguous())
         self._library.logprobs_slope(
             *self._shared_arguments(logits_NV, ids_N, scale),
-            *(ctypes.c_void_p(row_N.data_ptr()) for row_N in vectors),
+            *(ctypes.c_void_p(vector_N.data_ptr()) for vector_N in vectors),
         )
 
     def draw(
@@ -102,15 +102,15 @@ class CpuSoftmax:
 
     def softmax_(self, scores: Tensor) -> Tensor:
         """Overwrite scores (..., S) with their softmax over S, and return them."""
-        place = ctypes.c_void_p(scores.data_ptr())
-        self._library.softmax_rows(place, *_count_rows_and_columns(scores))
+        pointer = ctypes.c_void_p(scores.data_ptr())
+        self._library.softmax_rows(pointer, *_count_rows_and_columns(scores))
         return scores
 
     def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
         """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
-        places = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
+        pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
         sizes = _count_rows_and_columns(slopes)
-        self._library.softmax_slopes(*places, *sizes, ctypes.c_float(scale))
+        self._library.softmax_slopes(*pointers, *sizes, ctypes.c_float(scale))
         return slopes
 
 

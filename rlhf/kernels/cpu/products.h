@@ -14,12 +14,12 @@ typedef struct { const uint8_t *fetched, *until; int64_t step; } Ahead;
 
 /* The cache into which weights are prefetched: L1, or L2 with AMX, for which L1 has not been
  * measured. */
-enum { INTO = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
+enum { CACHE_LEVEL = ISA >= AMX ? _MM_HINT_T1 : _MM_HINT_T0 };
 
 static inline void fetch_ahead(Ahead *ahead) {
     ahead->until += ahead->step;
     for (; ahead->fetched < ahead->until; ahead->fetched += 64)
-        _mm_prefetch((const char *)ahead->fetched, INTO);
+        _mm_prefetch((const char *)ahead->fetched, CACHE_LEVEL);
 }
 
 #if HALF && ISA >= AVX512_BF16 /* A pair: two inputs, whose products are added at once. */
@@ -131,7 +131,7 @@ static void pack_vectors(const number *weight, int64_t outputs, int64_t inputs, 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { TILE = 16, DEPTH = 32, BLOCKS = 4, TILE_BYTES = 1024 };  /* rows and inputs of a tile */
+enum { TILE = 16, DEPTH = 32, BLOCKS = 4, TILE_BYTES = 1024 };  /* TILE rows, DEPTH inputs */
 static const Shape TILES = {TILE, BLOCKS * TILE, DEPTH, BLOCKS * TILE_BYTES, INT64_MAX};
 
 typedef struct {
@@ -148,7 +148,7 @@ static void set_tiles(int64_t rows) {
     _tile_loadconfig(&config);
 }
 
-/* Multiply as many rows as set_tiles set by a chunk. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
+/* Multiply a chunk by as many rows as set_tiles set. Tiles: 0-3 sums, 4 rows, 5-6 weights. */
 static void multiply_tiles(const number *x, int64_t inputs, const uint8_t *weights, Ahead ahead,
                            float *sums) {
     const int64_t stride = inputs * sizeof(number), sums_stride = TILES.outputs * sizeof(float);

@@ -9,13 +9,13 @@
 void softmax_rows(number *scores, int64_t rows, int64_t size) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        number *own = scores + row * size;
+        number *row_scores = scores + row * size;
         float exact[size + LANES];
         for (int64_t i = 0; i < size; i += LANES)
-            store(exact + i, load_numbers(own + i, size - i));
+            store(exact + i, load_numbers(row_scores + i, size - i));
         softmax(exact, size, 1.0f);
         for (int64_t i = 0; i < size; i += LANES)
-            store_numbers(own + i, load(exact + i), size - i);
+            store_numbers(row_scores + i, load(exact + i), size - i);
     }
 }
 
@@ -23,15 +23,15 @@ void softmax_rows(number *scores, int64_t rows, int64_t size) {
 void softmax_slopes(number *slopes, const number *shares, int64_t rows, int64_t size, float scale) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
-        number *own = slopes + row * size;
+        number *slope = slopes + row * size;
         const number *share = shares + row * size;
         vec total = all(0);
         for (int64_t i = 0; i < size; i += LANES)
-            total = load_numbers(own + i, size - i) * load_numbers(share + i, size - i) + total;
+            total = load_numbers(slope + i, size - i) * load_numbers(share + i, size - i) + total;
         const vec mean = all(sum_of(total)), factor = all(scale);
         for (int64_t i = 0; i < size; i += LANES) {
-            const vec apart = load_numbers(own + i, size - i) - mean;
-            store_numbers(own + i, load_numbers(share + i, size - i) * factor * apart, size - i);
+            const vec apart = load_numbers(slope + i, size - i) - mean;
+            store_numbers(slope + i, load_numbers(share + i, size - i) * factor * apart, size - i);
         }
     }
 }

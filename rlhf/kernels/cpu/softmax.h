@@ -8,7 +8,7 @@ static void softmax(float *scores, int64_t size, float scale) {
     vec top = all(-INFINITY), total = all(0);
     for (int64_t i = size; i % LANES; i++) scores[i] = -INFINITY;
     for (int64_t i = 0; i < size; i += LANES) top = larger(top, load(scores + i));
-    const vec largest = all(top_of(top));
+    const vec largest = all(max_of(top));
     for (int64_t i = 0; i < size; i += LANES) {
         const vec x = only(exp_of((load(scores + i) - largest) * all(scale)), size - i);
         store(scores + i, x);

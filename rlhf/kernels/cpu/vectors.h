@@ -26,9 +26,9 @@ typedef __m512 vec;
 static inline vec all(float x) { return _mm512_set1_ps(x); }
 static inline vec load(const float *from) { return _mm512_loadu_ps(from); }
 static inline void store(float *to, vec x) { _mm512_storeu_ps(to, x); }
-static inline vec size_of(vec x) { return _mm512_abs_ps(x); }
+static inline vec abs_of(vec x) { return _mm512_abs_ps(x); }
 static inline float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
-static inline float top_of(vec x) { return _mm512_reduce_max_ps(x); }
+static inline float max_of(vec x) { return _mm512_reduce_max_ps(x); }
 
 /* Write the sums of four vectors. */
 static inline void sum_of_4(const vec *x, float *to) {
@@ -76,7 +76,7 @@ static inline vec load_numbers(const number *from, int64_t count) {
 #endif
 }
 
-/* Store the first `count` lanes, at most all; AMD's CPUs take long for a store with a mask. */
+/* Store the first `count` lanes, or all; AMD's CPUs take long for a store with a mask. */
 static inline void store_numbers(number *to, vec x, int64_t count) {
 #if HALF
     const __m256i half = (__m256i)_mm512_cvtneps_pbh(x);
@@ -99,7 +99,7 @@ static inline void store(float *to, vec x) { _mm256_storeu_ps(to, x); }
 static inline vec larger(vec a, vec b) { return _mm256_max_ps(a, b); }
 static inline vec smaller(vec a, vec b) { return _mm256_min_ps(a, b); }
 
-static inline vec size_of(vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
+static inline vec abs_of(vec x) { return _mm256_andnot_ps(all(-0.0f), x); }
 
 static inline float sum_of(vec x) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -107,7 +107,7 @@ static inline float sum_of(vec x) {
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 
-static inline float top_of(vec x) {
+static inline float max_of(vec x) {
     __m128 half = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
@@ -174,7 +174,7 @@ static inline void store_numbers(number *to, vec x, int64_t count) {
 
 #endif
 
-/* Store the first `count` lanes, at most all, without rounding. */
+/* Store the first `count` lanes, or all, without rounding. */
 static inline void store_floats(float *to, vec x, int64_t count) {
     float lanes[LANES];
     store(count < LANES ? lanes : to, x);
@@ -235,7 +235,7 @@ static inline vec sigmoid_of(vec x) { return all(1.0f) / (all(1.0f) + exp_of(-x)
 
 /* Return erf by formula 7.1.26 of Abramowitz and Stegun, absolute error 1.5e-7. */
 static inline vec erf_of(vec x) {
-    const vec size = size_of(x), t = all(1.0f) / (size * all(0.3275911f) + all(1.0f));
+    const vec size = abs_of(x), t = all(1.0f) / (size * all(0.3275911f) + all(1.0f));
     vec p = all(1.061405429f);
     p = p * t + all(-1.453152027f);
     p = p * t + all(1.421413741f);

@@ -15,10 +15,10 @@ from torch import Tensor
 from rlhf.base.types import copy_to_device
 from rlhf.kernels.torch_adamw import AdamwScalars, SplitState
 
-CHUNK = 2**16  # weights per program: more shorten the table, fewer use more of the GPU
+CHUNK = 2**16  # weights per program: larger chunks shorten the table, smaller ones fill a GPU
 BLOCK = 2**10  # weights that a program has in registers at a time: 8 in each of 128 threads
 EXACT = {"enable_fp_fusion": False}  # round after each operation, as torch does
-WIDE = 16  # bytes of the widest load instruction
+WIDEST_LOAD = 16  # bytes of the widest load instruction
 
 
 class ParameterTable:
@@ -32,13 +32,13 @@ class ParameterTable:
     ) -> None:
         self._kernels = kernels
         self._device = device
-        self._parts = copy_to_device(build_chunk_table(sizes, chunk), device)
+        self._chunks = copy_to_device(build_chunk_table(sizes, chunk), device)
 
     def sum_of_squares(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Return the sum of the squares of bf16 gradients as an fp64 scalar; None counts as 0."""
-        kept = _make_contiguous(gradients)
-        addresses, align = self._collect_addresses(kept)
-        sums = torch.empty(len(self._parts), device=self._device)
+        contiguous = _make_contiguous(gradients)
+        addresses, align = self._collect_addresses(contiguous)
+        sums = torch.empty(len(self._chunks), device=self._device)
         self._launch("sum_squares_kernel", addresses, sums, ALIGN=align)
         return sums.sum(dtype=torch.float64)
 
@@ -46,16 +46,16 @@ class ParameterTable:
         self,
         states: Sequence[SplitState],
         gradients: Sequence[Tensor | None],
-        numbers: Sequence[AdamwScalars],
+        scalars: Sequence[AdamwScalars],
     ) -> None:
         """Update ``states`` in place by an AdamW step; skip a state whose bf16 gradient is None."""
-        kept = _make_contiguous(gradients)
-        addresses, align = self._collect_addresses(kept, *zip(*states, strict=True))
-        scalars = copy_to_device(
-            torch.tensor([_compute_kernel_scalars(each) for each in numbers]), self._device
+        contiguous = _make_contiguous(gradients)
+        addresses, align = self._collect_addresses(contiguous, *zip(*states, strict=True))
+        table = copy_to_device(
+            torch.tensor([_compute_kernel_scalars(each) for each in scalars]), self._device
         )
         half = states[0].first.dtype is torch.bfloat16
-        self._launch("adamw_step_kernel", addresses, scalars, HALF=half, ALIGN=align)
+        self._launch("adamw_step_kernel", addresses, table, HALF=half, ALIGN=align)
 
     def update_averages(
         self, averages: Sequence[Tensor], halves: Sequence[tuple[Tensor, Tensor]], new: float
@@ -74,12 +74,12 @@ class ParameterTable:
             [0 if tensor is None else tensor.data_ptr() for tensor in row]
             for row in zip(*columns, strict=True)
         ]
-        is_wide = all(address % WIDE == 0 for row in rows for address in row)
-        return copy_to_device(torch.tensor(rows), self._device), WIDE if is_wide else 1
+        is_wide = all(address % WIDEST_LOAD == 0 for row in rows for address in row)
+        return copy_to_device(torch.tensor(rows), self._device), WIDEST_LOAD if is_wide else 1
 
     def _launch(self, name: str, addresses: Tensor, *arguments: Tensor, **constants: int) -> None:
-        kernel = getattr(self._kernels, name)[len(self._parts),]
-        kernel(addresses, self._parts, *arguments, **constants, BLOCK=BLOCK, **EXACT)
+        kernel = getattr(self._kernels, name)[len(self._chunks),]
+        kernel(addresses, self._chunks, *arguments, **constants, BLOCK=BLOCK, **EXACT)
 
 
 def build_chunk_table(sizes: Sequence[int], chunk: int) -> Tensor:
@@ -96,15 +96,15 @@ def _make_contiguous(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
-def _compute_kernel_scalars(numbers: AdamwScalars) -> list[float]:
+def _compute_kernel_scalars(scalars: AdamwScalars) -> list[float]:
     """Return the 8 scalars that adamw_step_kernel reads, computed in double precision."""
     return [
-        numbers.scale,
-        1.0 - numbers.beta1,
-        numbers.beta2,
-        1.0 - numbers.beta2,
-        numbers.correction2,
-        numbers.eps,
-        1.0 - numbers.lr * numbers.decay,
-        numbers.lr / numbers.correction1,
+        scalars.scale,
+        1.0 - scalars.beta1,
+        scalars.beta2,
+        1.0 - scalars.beta2,
+        scalars.correction2,
+        scalars.eps,
+        1.0 - scalars.lr * scalars.decay,
+        scalars.lr / scalars.correction1,
     ]

@@ -1,6 +1,6 @@
 """The Triton kernels of adamw_gpu.py; one launch works on all tensors of a list.
 
-Each program works on one part of one tensor: a row (tensor, start, end) of ``parts``. It finds the
+Each program works on one chunk of a tensor: a row (tensor, start, end) of ``chunks``. It finds the
 data of tensor t in row t of ``addresses``, an int64 table whose entries are multiples of ALIGN.
 Whole blocks are read without a mask, because only such reads become 16 bytes wide.
 
@@ -16,9 +16,9 @@ import triton.language as tl
 
 
 @triton.jit
-def sum_squares_kernel(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the sum of the squares of each part of the bf16 gradients to ``sums``."""
-    tensor, start, whole, end = _load_part(parts, BLOCK)
+def sum_squares_kernel(addresses, chunks, sums, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the sum of the squares of each chunk of the bf16 gradients to ``sums``."""
+    tensor, start, whole, end = _load_chunk(chunks, BLOCK)
     gradient = _load_pointer(addresses + tensor, tl.int16, ALIGN)
     end = tl.where(tl.load(addresses + tensor) == 0, start, end)  # address 0: no gradient
     whole = tl.minimum(whole, end)
@@ -33,13 +33,13 @@ def sum_squares_kernel(addresses, parts, sums, ALIGN: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def adamw_step_kernel(
-    addresses, parts, scalars, HALF: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
+    addresses, chunks, scalars, HALF: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Take an AdamW step on this program's part of one tensor.
+    """Take an AdamW step on this program's chunk of one tensor.
 
     Columns of ``addresses``: gradient, high, low, first and second moment. HALF: moments are bf16.
     """
-    tensor, start, whole, end = _load_part(parts, BLOCK)
+    tensor, start, whole, end = _load_chunk(chunks, BLOCK)
     row, numbers = addresses + 5 * tensor, scalars + 8 * tensor
     end = tl.where(tl.load(row) == 0, start, end)  # address 0: no gradient
     whole = tl.minimum(whole, end)
@@ -51,9 +51,9 @@ def adamw_step_kernel(
 
 
 @triton.jit
-def average_kernel(addresses, parts, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+def average_kernel(addresses, chunks, share, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
     """Add share * (weight - average) to averages; ``addresses`` has columns average, high, low."""
-    tensor, start, whole, end = _load_part(parts, BLOCK)
+    tensor, start, whole, end = _load_chunk(chunks, BLOCK)
     row, new = addresses + 3 * tensor, tl.load(share)
     for first in range(0, whole - start, BLOCK):
         _update_average(row, start + first + tl.arange(0, BLOCK), None, new, ALIGN)
@@ -101,9 +101,9 @@ def _update_average(row, at, mask, new, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def _load_part(parts, BLOCK: tl.constexpr):
-    """Return this program's part as int64: tensor index, start, end of whole blocks, and end."""
-    row = parts + 3 * tl.program_id(0).to(tl.int64)
+def _load_chunk(chunks, BLOCK: tl.constexpr):
+    """Return this program's chunk as int64: tensor index, start, end of whole blocks, and end."""
+    row = chunks + 3 * tl.program_id(0).to(tl.int64)
     start = tl.multiple_of(tl.load(row + 1), BLOCK)
     end = tl.load(row + 2)
     return tl.load(row), start, start + (end - start) // BLOCK * BLOCK, end

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LEAST = 16  # smallest number of rows and of columns of a matrix product on tensor cores
+LEAST_SIZE = 16  # smallest number of rows and of columns of a matrix product on tensor cores
 BLOCK_BYTES = 2**14  # bytes of keys, and bytes of values, that a program holds at a time
-CHUNK = 512  # columns per partial result; writing it is 0.8 % of reading Llama 3's keys and values
-PROGRAMS = 4  # wanted per multiprocessor; up to three can run at the same time on an H100
+CHUNK = 512  # columns per partial result; writing it adds 0.8 % to reading Llama 3's KV cache
+PROGRAMS = 4  # programs wanted per multiprocessor; an H100 runs up to three at the same time
 WARPS = 4
 FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the default changes in 3.10
 
@@ -26,8 +26,8 @@ FUSED = {"enable_fp_fusion": True}  # Triton warns if this is not set: the defau
 class GpuAttention:
     """The attention kernels of attention_triton.py, called with torch's tensors.
 
-    With few rows, several programs share the chunks of a row, which changes no result, so that at
-    least ``programs`` run in all (None: enough for the whole GPU), if there are as many chunks.
+    With few rows, several programs share the chunks of a row, which changes no result. In all, at
+    least ``programs`` run (if None, enough for the whole GPU), but no more than one per chunk.
     """
 
     kernels: ModuleType
@@ -69,8 +69,8 @@ class GpuAttention:
         if programs is None:
             gpu = torch.cuda.get_device_properties(query_BQD.device)
             programs = PROGRAMS * gpu.multi_processor_count
-        sharing = min(chunks, -(-programs // (rows * num_kv_heads)))
-        self.kernels.attend[rows, num_kv_heads, sharing](
+        programs_per_row = min(chunks, -(-programs // (rows * num_kv_heads)))
+        self.kernels.attend[rows, num_kv_heads, programs_per_row](
             newest,
             kv_cache_2RKLD,
             positions_B,
@@ -93,7 +93,7 @@ class GpuAttention:
 def choose_kernel_constants(
     group: int, size: int, dtype: torch.dtype, chunk: int = CHUNK, block_bytes: int = BLOCK_BYTES
 ) -> dict[str, Any]:
-    """Return the kernels' compile-time constants for ``group`` query heads per key head."""
-    wide = [max(LEAST, 1 << (each - 1).bit_length()) for each in (group, size)]
-    block = min(chunk, max(LEAST, block_bytes // (wide[1] * dtype.itemsize)))
-    return {"SIZES": (group, size, *wide, chunk), "BLOCK": block}
+    """Return the kernels' compile-time constants for ``group`` query heads per key/value head."""
+    padded = [max(LEAST_SIZE, 1 << (each - 1).bit_length()) for each in (group, size)]
+    block = min(chunk, max(LEAST_SIZE, block_bytes // (padded[1] * dtype.itemsize)))
+    return {"SIZES": (group, size, *padded, chunk), "BLOCK": block}

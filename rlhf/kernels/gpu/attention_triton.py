@@ -21,7 +21,7 @@ def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLO
     ``newest`` are queries, keys and values. ``parts`` are each chunk's mean of the values and
     log-sum-exp of the scores, in fp32. ``strides`` are the token and head strides of ``newest``,
     the strides of ``kv_cache`` from keys to values and from head to head, and the number of chunks
-    of a row of ``parts``. SIZES are the query heads per key head and the head size, then both
+    of a row of ``parts``. SIZES are the query heads per key/value head and the head size, then both
     rounded up to powers of two, and the columns of a chunk. The newest key and value are part of
     chunk 0. They come from registers, so that the loop need not wait for their store.
     """
@@ -72,9 +72,9 @@ def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLO
 
 @triton.jit
 def combine(parts, positions, out, chunks, SIZES: tl.constexpr):
-    """Write the mean of a row's and head's chunks to ``out``, weighted by their sums of exp(score).
+    """Write the mean over a row's and head's chunks to ``out``, weighted by sums of exp(score).
 
-    ``parts``, ``chunks`` and SIZES are those of ``attend``.
+    ``parts`` and SIZES are those of ``attend``; ``chunks`` is its last stride.
     """
     row, at, tile = tl.program_id(0).to(tl.int64), tl.arange(0, SIZES[3]), tl.arange(0, TILE)
     head = row * tl.num_programs(1) + tl.program_id(1)

@@ -1,7 +1,7 @@
 """The kernels for GPUs, in Triton; a function returns None if there is no kernel.
 
 Triton comes with torch's CUDA wheels. Unlike torch's own operations, it needs a C compiler,
-Python's headers, a cache folder and a driver, and raises a different error if one is missing.
+Python's headers, a cache folder and a driver; what it raises depends on which one is missing.
 """
 
 from __future__ import annotations

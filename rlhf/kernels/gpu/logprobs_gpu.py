@@ -50,6 +50,6 @@ class GpuLogprobKernel:
         assert size <= stride < size + 16
         assert logits_NV.stride(1) == 1
         assert ids_N.is_contiguous()
-        how = {"BLOCK": BLOCK, "num_warps": WARPS, **FUSED}
+        constants = {"BLOCK": BLOCK, "num_warps": WARPS, **FUSED}
         kernel = getattr(self._kernels, name)[rows,]
-        kernel(logits_NV, ids_N, *vectors, scale, size, stride, **how)
+        kernel(logits_NV, ids_N, *vectors, scale, size, stride, **constants)

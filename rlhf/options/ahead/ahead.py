@@ -80,7 +80,7 @@ class SamplingAhead:
         last = min(step + self.lag, self.steps)
         coming = range(max(step, self._begun + 1), last + 1)
         if coming:
-            batches = [prompts if each == step else self.prompts_of(each) for each in coming]
+            batches = [prompts if i == step else self.prompts_of(i) for i in coming]
             self.sampler.begin_sampling(actor, batches)
             self._begun = last
         self._next = step + 1
@@ -97,8 +97,8 @@ class SamplingAhead:
         """Wait for the pending responses of all ranks; return this object, which streams them."""
         self.wait_for_begun_steps()
         self._stored = [(STEPS, 0, torch.tensor(sorted(self._pending), dtype=torch.long))]
-        for step, here in sorted(self._pending.items()):
-            parts = [unpack_responses(one) for one in self.ranks.all_gather(pack_responses(here))]
+        for step, responses in sorted(self._pending.items()):
+            parts = [unpack_responses(p) for p in self.ranks.all_gather(pack_responses(responses))]
             packed = pack_responses(join_rows(parts, pad_id=self.pad_id))
             self._stored += [(f"{step}/{name}", 0, tensor) for name, tensor in packed.items()]
         return self

@@ -16,7 +16,7 @@ class AheadKeys:
     lag: int = key(AT_LEAST_0, affects=ONLY_PPO)
     """PPO: sample each step with the weights of this many steps earlier; 0: the current weights."""
     overlap: bool = key(affects=ONLY_PPO, at_resume=AtResume.rounding)
-    """Sample in processes of its own while ranks train, which requires a lag (docs/rollouts.md)."""
+    """Sample in separate processes while ranks train, which requires a lag (docs/rollouts.md)."""
     samplers: int = key(
         ABOVE_0, affects=ONLY_PPO, at_resume=AtResume.rounding, unread=[needs("overlap", "true")]
     )

@@ -51,8 +51,8 @@ def propose_smaller_sampling(config: RunConfig) -> Iterator[Saving]:
     rollout, batch = config.rollout, config.ppo.rollout_batch_size
     share, ranks = batch // rollout.samplers, num_ranks(config)
     is_gpu = config.hardware.device is Device.cuda
-    more = (n for n in range(2 * rollout.samplers, ranks + 1) if batch % n == 0 and is_gpu)
-    changes: list[dict[str, Any]] = [{"samplers": n} for n in more]
+    counts = (n for n in range(2 * rollout.samplers, ranks + 1) if batch % n == 0 and is_gpu)
+    changes: list[dict[str, Any]] = [{"samplers": n} for n in counts]
     changes += [{"max_rows": share // parts} for parts in (2, 4, 8) if share >= parts]
     for change in [*changes, {"overlap": False}]:
         ((name, value),) = change.items()
@@ -77,7 +77,7 @@ def _plan_process(
 ) -> PhasePlan:
     """Plan a process that has the policy's whole weights and samples its share of a step.
 
-    It decodes ``rows`` responses at once, like a rank. If a rank decodes all its responses at
+    It decodes up to ``rows`` responses at once, like a rank. If a rank decodes all its responses at
     once, the process decodes its whole share, or rollout.max_rows, at once.
     """
     share = scene.config.ppo.rollout_batch_size // scene.config.rollout.samplers

@@ -48,7 +48,7 @@ from rlhf.phases.shared.context import RunContext
 from rlhf.phases.shared.policies import build_policy
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
-SERVES = "rlhf.options.ahead.overlapped_sampling:serve_samples"
+SERVE_FUNCTION = "rlhf.options.ahead.overlapped_sampling:serve_samples"
 
 
 class SamplerPlace(NamedTuple):
@@ -73,14 +73,14 @@ class SamplingProcesses:
         self._pad_id = context.tokenizer.pad_token_id
         # The folder of the weights of each step, until the step's responses are returned.
         self._weights_of: dict[int, Path] = {}
-        self._written = 0  # number of snapshots of the weights
+        self._written = 0  # number of snapshots of the weights so far
         self._folder = context.run_dir / Phase.ppo / SCRATCH
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)  # the files of a killed run
-        count, (own, threads) = config.rollout.samplers, divide_cores(config, num_usable_cores())
-        set_torch_threads(own)
-        started = range(count if self._ranks.is_main else 0)
-        self._processes = [IsolatedProcess(SERVES) for _ in started]
+        count = config.rollout.samplers if self._ranks.is_main else 0
+        rank_threads, threads = divide_cores(config, num_usable_cores())
+        set_torch_threads(rank_threads)
+        self._processes = [IsolatedProcess(SERVE_FUNCTION) for _ in range(count)]
         for index, process in enumerate(self._processes):
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
             process.send(place._asdict(), _deadline_in_a_year())
@@ -267,13 +267,13 @@ def _choose_device(config: RunConfig, index: int) -> torch.device:
     hardware = config.hardware
     if hardware.device is Device.cpu or samples_on_server(config):
         return torch.device("cpu")
-    place, found = hardware.ranks_per_node + index, torch.cuda.device_count()
-    if place >= found:
+    gpu, num_gpus = hardware.ranks_per_node + index, torch.cuda.device_count()
+    if gpu >= num_gpus:
         raise CapabilityError(
             f"rollout.samplers={config.rollout.samplers} with "
             f"hardware.ranks_per_node={hardware.ranks_per_node}: every "
-            f"sampling process needs a GPU of its own, and this node has {found}; use fewer "
+            f"sampling process needs its own GPU, and this node has {num_gpus}; use fewer "
             "ranks_per_node or samplers, or rollout.overlap=false"
         )
-    torch.cuda.set_device(place)
-    return torch.device("cuda", place)
+    torch.cuda.set_device(gpu)
+    return torch.device("cuda", gpu)

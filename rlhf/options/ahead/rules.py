@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check_lag(config: RunConfig) -> None:
-    """Check that the backend measures log-probs, and that sampling processes get equal shares."""
+    """Check that a lag has measured log-probs, and an overlap has a lag and equal shares."""
     if not ANSWERING_PHASES(config) & set(config.phase.order):
         return
     rollout, rows = config.rollout, config.ppo.rollout_batch_size
@@ -16,9 +16,9 @@ def check_lag(config: RunConfig) -> None:
         f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of the "
         "weights that sampled are needed later, and this backend measures none; use rollout=fast, "
         "or rollout.lag=0": rollout.lag > 0 and not rollout.backend.measures_logprobs,
-        "rollout.overlap=true with rollout.lag=0: each step then waits for the weights of the "
-        "last; use rollout.lag=1": rollout.overlap and rollout.lag == 0,
-        f"rollout.overlap=true with rollout.samplers={rollout.samplers} does not divide "
+        "rollout.overlap=true with rollout.lag=0: each step then waits for the weights after the "
+        "step before it; use rollout.lag=1": rollout.overlap and rollout.lag == 0,
+        f"rollout.samplers={rollout.samplers} with rollout.overlap=true does not divide "
         f"ppo.rollout_batch_size={rows}: each process samples an equal share; use a divisor": (
             rollout.overlap and rows % rollout.samplers != 0
         ),

@@ -11,7 +11,7 @@ class AverageHook(PpoHook):
 
     def actor_variants(self, engine: RLHFEngine) -> list[ActorVariant]:
         """Return the moving average as the only variant."""
-        what = "The moving average of a language model during PPO."
+        description = "The moving average of a language model during PPO."
         average = engine.actor.follower
         assert average is not None, "ppo.ema_beta is above 0"
-        return [ActorVariant("ema", what, average.swap_in)]
+        return [ActorVariant("ema", description, average.swap_in)]

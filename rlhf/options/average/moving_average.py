@@ -30,7 +30,7 @@ class MovingAverage:
         self._average = [
             _copy_weights(fp32_weights(shard), on_host=on_host) for shard in masters.shards
         ]
-        self._table = None if on_host else build_average_kernel(masters.shards)
+        self._kernel = None if on_host else build_average_kernel(masters.shards)
 
     @property
     def shards(self) -> Sequence[Tensor]:
@@ -41,15 +41,15 @@ class MovingAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the current weights."""
-        if self._table is not None:
+        if self._kernel is not None:
             splits = [shard for shard in self._masters.shards if isinstance(shard, Split)]
-            self._table.update_averages(self._average, splits, 1.0 - self._beta)
+            self._kernel.update_averages(self._average, splits, 1.0 - self._beta)
             return
         for average, shard in zip(self._average, self._masters.shards, strict=True):
             parts = average.view(-1), fp32_weights(shard).reshape(-1)
             for part, weights in zip(*(torch.split(x, CHUNK) for x in parts), strict=True):
-                visitor = part.to(weights.device, non_blocking=True)
-                part.copy_(visitor.lerp_(weights, 1.0 - self._beta), non_blocking=True)
+                on_device = part.to(weights.device, non_blocking=True)
+                part.copy_(on_device.lerp_(weights, 1.0 - self._beta), non_blocking=True)
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:

@@ -50,7 +50,7 @@ class CorrectionHook(PpoHook):
         return When.never if self._weighs else None
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Add the step that weighs advantages."""
+        """Return ``steps``; with ppo.rollout_correction, also the step that weighs advantages."""
         return (*steps, self._weigh_advantages) if self._weighs else steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
@@ -61,7 +61,7 @@ class CorrectionHook(PpoHook):
     def prepare_rollout(
         self, trainer: PPOTrainer, rollout: Rollout
     ) -> tuple[Rollout, dict[str, float]]:
-        """Set the actor's learning rate for the step, if ppo.rollout_correction_lr is set."""
+        """Scale the actor's learning rate for the step, if ppo.rollout_correction_lr is set."""
         ppo = self.config.ppo
         if not ppo.rollout_correction_lr or ppo.rollout_correction is RolloutCorrection.none:
             return rollout, {}
@@ -77,7 +77,7 @@ class CorrectionHook(PpoHook):
         config, sampled_BT = maker.config, rollout.responses.logprobs_BT
         if sampled_BT is None:
             return targets
-        keep_BT, used = rollout.responses.keep_BT, targets.advantages
+        keep_BT, old = rollout.responses.keep_BT, targets.advantages
         learned_BT = learned_mask(config, rollout)
         weights = rollout_weights(
             rollout.logprobs_BT,
@@ -89,7 +89,7 @@ class CorrectionHook(PpoHook):
             floor=config.rollout_correction_floor,
         )
         return targets._replace(
-            advantages=used._replace(advantages_BT=used.advantages_BT * weights.weights_BT),
+            advantages=old._replace(advantages_BT=old.advantages_BT * weights.weights_BT),
             metrics={**targets.metrics, **correction_metrics(weights, learned_BT)},
         )
 
@@ -100,8 +100,8 @@ def _mask_off_policy(surrogate: Surrogate, max_kl: float) -> Surrogate:
     def masked_surrogate(
         inputs: SurrogateInputs, config: PpoConfig, total: Total, /
     ) -> tuple[PolicyLoss, Metrics]:
-        sides = (inputs.logprobs_BT, inputs.sampled_logprobs_BT)
-        masked_BT = off_policy_mask(*sides, inputs.advantages_BT, inputs.keep_BT, max_kl=max_kl)
+        logprobs = (inputs.logprobs_BT, inputs.sampled_logprobs_BT)
+        masked_BT = off_policy_mask(*logprobs, inputs.advantages_BT, inputs.keep_BT, max_kl=max_kl)
         used_BT = inputs.advantages_BT.masked_fill(masked_BT, 0.0)
         loss, metrics = surrogate(inputs._replace(advantages_BT=used_BT), config, total)
         share = Mean.of(masked_BT.float(), inputs.keep_BT)
@@ -122,10 +122,10 @@ class SampleSize(Moments):
 def effective_sample_share(config: PpoConfig, rollout: Rollout, ranks: Ranks) -> float:
     """Return the effective sample size of a rollout's weights as a share of their number (0 to 1).
 
-    VCPO multiplies the learning rate by the square root of this share, since AdamW's rate grows
-    with the square root of the batch: https://arxiv.org/abs/2602.17616. As in its code, weights
-    have no limits here. At the levels sequence and geometric a response counts once. Tokens without
-    a loss do not count. The share is 1 if log-probs were not measured while sampling.
+    VCPO (https://arxiv.org/abs/2602.17616) multiplies the learning rate by the root of this share,
+    since AdamW's best rate grows with the root of the batch size. As in VCPO's code, weights have
+    no limits here. At the levels sequence and geometric a response counts once. Tokens without a
+    loss do not count. The share is 1 if log-probs were not measured while sampling.
     """
     sampled_BT, keep_BT = rollout.responses.logprobs_BT, rollout.responses.keep_BT
     if sampled_BT is None:

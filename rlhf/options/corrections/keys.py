@@ -27,8 +27,8 @@ class CorrectionMode(StrEnum):
 
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
 CAP = LossLimit(math.inf, "large weights are cut off, or become 0")
-FLOOR = LossLimit(0.0, "tokens with small weights are left out")
-MASK = LossLimit(None, "bad responses that the policy has left are left out")
+FLOOR = LossLimit(0.0, "tokens with small weights are masked")
+MASK = LossLimit(None, "bad responses that have become unlikely are masked")
 
 
 @dataclass(kw_only=True)
@@ -36,8 +36,8 @@ class CorrectionKeys:
     """Keys of the group ``ppo`` for importance weights and masks."""
 
     rollout_correction: RolloutCorrection
-    """Weigh losses by p_start / p_sampled: of each token, or the product over the response
-    (sequence), or its geometric mean over the response (geometric). token with vllm_server."""
+    """Weigh losses by p_start / p_sampled: of each token, or its product or geometric mean over the
+    response (sequence, geometric). Default with vllm_server: token."""
     rollout_correction_mode: CorrectionMode = key(unread=[CORRECTED])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
     rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED], limit=CAP)

@@ -1,6 +1,6 @@
 """Importance weights for rollouts that another policy sampled.
 
-The policy that sampled differs from the policy that training starts a step from (the proximal
+The policy that sampled differs from the policy from which training starts a step (the proximal
 policy): it is some steps older, or runs in another program or precision.
 Shapes: B = sequences, T = response tokens.
 """

@@ -30,7 +30,7 @@ def check_correction(config: RunConfig) -> None:
         f"ppo.kl_estimator={ppo.kl_estimator}: ": is_server and ppo.kl_estimator == "k3_ratio",
     }
     truncating = {
-        f"rollout.{name}={value} changes what the probabilities mean; use rollout.{name}={off}": (
+        f"rollout.{name}={value} truncates the sampling probabilities; use rollout.{name}={off}": (
             value != off
         )
         for name, value, off in (

@@ -32,7 +32,7 @@ def import_package(kind: EnvironmentKind, module: str, install: str = INSTALL) -
 
 
 @contextmanager
-def translate_package_errors(name: str) -> Iterator[None]:
+def translate_package_errors(id: str) -> Iterator[None]:
     """Turn any error that the package raises into a ConfigError that names ``environment.id``."""
     try:
         yield
@@ -40,13 +40,13 @@ def translate_package_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # packages raise AssertionError, AttributeError and other errors
         raise ConfigError(
-            f"environment.id={name}: its package cannot make it with these environment.options "
+            f"environment.id={id}: its package cannot make it with these environment.options "
             f"({failure_reason(error, None)})"
         ) from error
 
 
 class SeparateRandomness:
-    """A wrapper of an environment that uses Python's and NumPy's global random generators.
+    """A wrapper for an environment that uses Python's and NumPy's global random generators.
 
     Each episode has its own random state. ``reset`` seeds the state; every call uses it, and
     restores the caller's state afterwards.
@@ -75,25 +75,25 @@ class SeparateRandomness:
         return getattr(self._inner, name)
 
     def _call_with_own_state(self, call: Callable[[], T]) -> T:
-        others = _get_random_state()
+        callers_state = _get_random_state()
         try:
             if self._state is not None:
                 _set_random_state(self._state)
             return call()
         finally:
             self._state = _get_random_state()
-            _set_random_state(others)
+            _set_random_state(callers_state)
 
 
 @contextmanager
 def seed_global_random(seed: int) -> Iterator[None]:
     """Seed the global random generators within the context, and restore their state after it."""
-    others = _get_random_state()
+    callers_state = _get_random_state()
     _seed_random_state(seed)
     try:
         yield
     finally:
-        _set_random_state(others)
+        _set_random_state(callers_state)
 
 
 def _seed_random_state(seed: int) -> None:
@@ -142,20 +142,20 @@ class GymnasiumText:
         with translate_package_errors(id):
             self._env = gymnasium.make(id, **options)
         spaces = gymnasium.spaces
-        seen = self._env.observation_space
-        parts = seen.spaces if isinstance(seen, spaces.Tuple) else [seen]
-        if not all(isinstance(part, spaces.Discrete) for part in [self._env.action_space, *parts]):
+        action_space, observed = self._env.action_space, self._env.observation_space
+        parts = observed.spaces if isinstance(observed, spaces.Tuple) else [observed]
+        if not all(isinstance(part, spaces.Discrete) for part in [action_space, *parts]):
             raise ConfigError(
                 f"environment.id={id}: its actions and observations must be Discrete (observations "
-                f"also Tuples of Discrete); they are {self._env.action_space} and {seen}"
+                f"also Tuples of Discrete); they are {action_space} and {observed}"
             )
-        self._name, first = self._env.spec.name, int(self._env.action_space.start)
-        count = int(self._env.action_space.n)
+        self._name, first = self._env.spec.name, int(action_space.start)
+        count = int(action_space.n)
         names = list(actions) or ACTIONS.get(self._name, "").split()
         names = names or [str(first + i) for i in range(count)]
         if len(names) != count:
             raise ConfigError(
-                f"environment.options.actions={names}: environment.id={id} has {count} actions"
+                f"environment.options.actions={names}: must name the {count} actions of {id}"
             )
         self._actions = {name: first + i for i, name in enumerate(names)}
 
@@ -227,9 +227,9 @@ class TextArenaGame:
         return Step(self._read_messages(), reward=float(rewards[0]), terminated=True, info=info)
 
     def _read_messages(self) -> str:
-        own = self._arena.core.ObservationType.PLAYER_ACTION
+        repetition = self._arena.core.ObservationType.PLAYER_ACTION
         _, messages = self._game.get_observation()
-        return "\n".join(str(text).strip() for _, text, kind in messages if kind is not own)
+        return "\n".join(str(text).strip() for _, text, kind in messages if kind is not repetition)
 
 
 def _make_game(arena: Any, id: str, options: Mapping[str, Any]) -> Any:
@@ -247,7 +247,7 @@ def _require_single_player(id: str, options: str) -> None:
         game = _make_game(arena, id, json.loads(options))
         game.reset(num_players=1, seed=0)
     if not isinstance(game.state, arena.SinglePlayerState):
-        raise ConfigError(f"environment.id={id}: must be a game for one player; it has others too")
+        raise ConfigError(f"environment.id={id}: must be a game for one player; it needs more")
 
 
 class ReasoningQuestion:

@@ -43,10 +43,10 @@ def play_episode(
     with closing(build_pool(config.environment)) as pool:
         pool.reset(0, seed=seed, row={})
         reply = _next_reply(pool)
-        first = reply.observation
-        write(f"{first.role}: {first.text}\n")
+        observation = reply.observation
+        write(f"{observation.role}: {observation.text}\n")
         ids = encoder.encode_contexts(
-            [encoder.render_prompt(record_of_observation(first.role, first.text))]
+            [encoder.render_prompt(record_of_observation(observation.role, observation.text))]
         )[0]
         for _ in range(config.environment.max_turns):
             if reply.has_ended:
@@ -56,19 +56,19 @@ def play_episode(
             pool.step(0, answer.text)
             reply = _next_reply(pool)
             total += reply.step.reward
-            said = reply.observation
-            write(f"\n{said.role}: {said.text}\n")
-            ended = [] if answer.why == "ended" else [encoder.end_id]
+            observation = reply.observation
+            write(f"\n{observation.role}: {observation.text}\n")
+            end_ids = [] if answer.why == "ended" else [encoder.end_id]
             ids = [
                 *ids,
                 *answer.ids,
-                *ended,
-                *encoder.encode_observations([(said.role, said.text)])[0],
+                *end_ids,
+                *encoder.encode_observations([(observation.role, observation.text)])[0],
             ]
     success = reply.step.info.get("success")
-    how = f"failed ({reply.failure}: {reply.problem})" if reply.failure else "ended"
-    known = "" if success is None else f", success: {'yes' if success else 'no'}"
-    write(f"episode {seed} {how}: return {total:g}{known}\n")
+    ending = f"failed ({reply.failure}: {reply.problem})" if reply.failure else "ended"
+    known_success = "" if success is None else f", success: {'yes' if success else 'no'}"
+    write(f"episode {seed} {ending}: return {total:g}{known_success}\n")
 
 
 def _next_reply(pool: EnvironmentPool) -> Reply:

@@ -12,7 +12,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.options.environments.interface import Observation, Step
 
 CARDS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10)  # values of cards, equally likely; 1 is an ace
-BUST, DEALER_STANDS, EXPERT_STICKS = 21, 17, 17
+BUST, DEALER_STANDS, EXPERT_STICKS = 21, 17, 17  # points: bust above 21, stand or stick from 17
 EXPERT_ERRS = 0.3  # share of the turns of blackjack's expert that are random
 TURNS = ("hit", "stick")
 EXPRESSION = re.compile(r"\d{1,9}([-+*]\d{1,9}){0,7}", re.ASCII)  # up to 8 numbers of 9 digits
@@ -170,7 +170,7 @@ def evaluate_arithmetic(expression: str) -> int:
 class NumberGuessing:
     """A hidden number to guess from the answers "higher" and "lower".
 
-    Bisection is the best strategy, so that the largest expected return is known.
+    Bisection is the best strategy, so the largest expected return is known.
     """
 
     def __init__(self, low: int = 1, high: int = 10, guesses: int = 4) -> None:

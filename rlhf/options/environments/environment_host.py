@@ -23,7 +23,7 @@ from rlhf.options.environments.interface import (
 )
 from rlhf.options.environments.keys import EnvironmentConfig, FailureName
 
-SECONDS_TO_SEND = 1.0  # time limit for the rest of a line whose beginning has arrived
+SECONDS_PER_LINE = 1.0  # time limit for the rest of a line whose beginning has arrived
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Host:
         self._running: _Call | None = None
         self._is_ready = False
         self._calls = 0  # number of calls sent to this process
-        self.until = math.inf  # deadline of the running call, or of the start of the process
+        self.deadline = math.inf  # deadline of the running call, or of the start of the process
         self.facts = EnvironmentFacts()
 
     @property
@@ -69,15 +69,15 @@ class Host:
         """Start a process, and send it the configuration without waiting for its answer."""
         self.starts, self._calls, self._is_ready = self.starts + 1, 0, False
         self.process = IsolatedProcess("rlhf.options.environments.process_pool:serve_environments")
-        self.until = time.monotonic() + SECONDS_TO_START
+        self.deadline = time.monotonic() + SECONDS_TO_START
         with suppress(OSError):  # if sending fails, receiving fails too, and reports the error
-            self.process.send(asdict(self._config), self.until)
+            self.process.send(asdict(self._config), self.deadline)
 
     def wait_until_ready(self) -> None:
-        """Wait until the process is ready; raise ConfigError if it refuses the configuration."""
+        """Wait until the process is ready; raise ConfigError if it ends or refuses its config."""
         assert self.process is not None
         try:
-            line = self.process.receive(self.until)
+            line = self.process.receive(self.deadline)
         except OSError as error:
             raise ConfigError(
                 f"environment.kind={self._config.kind}: its process does not start"
@@ -85,17 +85,17 @@ class Host:
         if "error" in line:
             raise ConfigError(str(line["error"]))
         self.facts = EnvironmentFacts(line["optimum"], tuple(map(Player, line["players"])))
-        self._is_ready, self.until = True, math.inf
+        self._is_ready, self.deadline = True, math.inf
 
     def begin_episode(self, episode: int, start: EpisodeStart) -> list[Reply]:
-        """Begin an episode; drop an earlier one of the same number; return failures of calls."""
+        """Begin an episode in place of any of the same number; return replies of failed calls."""
         self._forget_episode(episode)
         history = self._histories[episode] = _History(start, self.starts)
         self._waiting.append(_Call(episode, history))
         return self.send_next_call()
 
     def send_turn(self, episode: int, turn: str | Player) -> list[Reply]:
-        """Send a turn to an episode, or let a player choose the turn; return failures of calls."""
+        """Send a turn to an episode, or let a player choose it; return replies of failed calls."""
         history = self._histories.get(episode)
         if history is None:
             raise KeyError(f"episode {episode} has not begun, or has ended")
@@ -103,7 +103,7 @@ class Host:
         return self.send_next_call()
 
     def send_next_call(self) -> list[Reply]:
-        """Send the next call if the process is free; return failures of calls."""
+        """Send the next call if the process is free; return replies of failed calls."""
         while self._waiting and self._running is None:
             if self.process is None:
                 self.start()
@@ -118,11 +118,11 @@ class Host:
             self._waiting.popleft()
             if call.turn is None:
                 call.history.process = self.starts
-            self.until = time.monotonic() + self._config.step_seconds
+            self.deadline = time.monotonic() + self._config.step_seconds
             self._running, self._calls = call, self._calls + 1
             assert self.process is not None
             try:
-                self.process.send(_build_message(call), self.until)
+                self.process.send(_build_message(call), self.deadline)
             except TimeoutError:
                 return self._end_process(FailureName.timeout)
             except OSError:
@@ -134,12 +134,12 @@ class Host:
         return []
 
     def receive_replies(self) -> list[Reply]:
-        """Read the process's answer; return the reply, if any, and failures of the next call."""
+        """Read the process's answer; return the reply, if any, and replies of failed calls."""
         assert self.process is not None
         try:
             if not self._is_ready:
                 return self._receive_ready_message()
-            line = self.process.receive(time.monotonic() + SECONDS_TO_SEND)
+            line = self.process.receive(time.monotonic() + SECONDS_PER_LINE)
             if (call := self._running) is None:
                 self.close()  # the line answers no call
                 return []
@@ -148,12 +148,12 @@ class Host:
             return []
         except (OSError, ValueError, TypeError, KeyError):  # the line is not a reply
             return self._end_process(FailureName.died)
-        self._running, self.until = None, math.inf
+        self._running, self.deadline = None, math.inf
         return [*self._accept_reply(call, reply), *self.send_next_call()]
 
     def end_if_expired(self) -> list[Reply]:
         """End the process if its deadline has passed; return the failure of its call."""
-        return self._end_process(FailureName.timeout) if time.monotonic() >= self.until else []
+        return self._end_process(FailureName.timeout) if time.monotonic() >= self.deadline else []
 
     def close(self) -> None:
         """End the process; keep the waiting calls for the next process."""
@@ -161,17 +161,17 @@ class Host:
             self.process.close()
         # Drop calls that replay: in the next process, replays begin again from the start.
         self._waiting = deque(call for call in self._waiting if call.repeats is None)
-        self.process, self.until, self._is_ready = None, math.inf, False
+        self.process, self.deadline, self._is_ready = None, math.inf, False
 
     def _receive_ready_message(self) -> list[Reply]:
         assert self.process is not None
-        if "error" in self.process.receive(time.monotonic() + SECONDS_TO_SEND):
+        if "error" in self.process.receive(time.monotonic() + SECONDS_PER_LINE):
             return self._end_process(FailureName.died)
-        self._is_ready, self.until = True, math.inf
+        self._is_ready, self.deadline = True, math.inf
         return self.send_next_call()
 
     def _accept_reply(self, call: _Call, reply: Reply) -> list[Reply]:
-        """Return [reply], or [] if the call was a replay or its episode has been replaced."""
+        """Return [reply]; [] if a replay repeated its answer, or the episode has been replaced."""
         if self._histories.get(call.episode) is not call.history:
             return []
         if call.repeats is not None and reply.failure is None:
@@ -216,8 +216,8 @@ def _build_replay_calls(call: _Call) -> list[_Call]:
 def _build_message(call: _Call) -> dict[str, Any]:
     if call.turn is None:
         return {"episode": call.episode, "start": call.history.start}
-    kind = "player" if isinstance(call.turn, Player) else "text"
-    return {"episode": call.episode, kind: call.turn}
+    field_name = "player" if isinstance(call.turn, Player) else "text"
+    return {"episode": call.episode, field_name: call.turn}
 
 
 def _parse_reply(line: Mapping[str, Any], episode: int) -> Reply:

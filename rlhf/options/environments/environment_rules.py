@@ -8,13 +8,13 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, GaeUnit
 
 EMBEDDED = (EnvironmentKind.number_guessing, EnvironmentKind.calculator, EnvironmentKind.blackjack)
-OF_PACKAGES = (
+PACKAGE_KINDS = (
     EnvironmentKind.gymnasium,
     EnvironmentKind.textarena,
     EnvironmentKind.reasoning_gym,
     EnvironmentKind.gem,
 )
-OF_CODE = (EnvironmentKind.tools, EnvironmentKind.custom)
+CODE_KINDS = (EnvironmentKind.tools, EnvironmentKind.custom)
 
 
 def check_environment(config: RunConfig) -> None:
@@ -72,7 +72,7 @@ def _refuse_episode_keys(config: RunConfig) -> None:
 def check_environment_keys(environment: EnvironmentConfig) -> None:
     """Check that keys which the environment's kind needs are set, and keys it ignores are not."""
     kind = environment.kind
-    needed = {"id": kind in OF_PACKAGES, "target": kind in OF_CODE}
+    needed = {"id": kind in PACKAGE_KINDS, "target": kind in CODE_KINDS}
     for name, is_needed in needed.items():
         value = getattr(environment, name)
         if is_needed and not value:
@@ -83,13 +83,13 @@ def check_environment_keys(environment: EnvironmentConfig) -> None:
             )
         if value and not is_needed:
             raise ConfigError(f"environment.{name}={value}: kind={kind} does not read it; use null")
-    if kind in OF_CODE and not all(str(environment.target).partition(":")):
+    if kind in CODE_KINDS and not all(str(environment.target).partition(":")):
         raise ConfigError(
             f"environment.target={environment.target}: kind={kind} needs MODULE:CLASS, such as "
             "my_games:Chess"
         )
     imports_id = kind is EnvironmentKind.gymnasium and ":" in str(environment.id)  # MODULE:NAME
-    if (kind in OF_CODE or imports_id) and not environment.run_code:
+    if (kind in CODE_KINDS or imports_id) and not environment.run_code:
         name = "id" if imports_id else "target"
         raise ConfigError(
             f"environment.{name}={getattr(environment, name)}: runs code; if you have read it, add "

@@ -1,4 +1,4 @@
-"""Make the records of a run from episodes: with an expert's turns for SFT, without for PPO."""
+"""Make the records of a run from episodes: with an expert's turns for SFT, without them for PPO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlhf.options.environments.interface import (
 from rlhf.options.environments.keys import EnvironmentConfig
 from rlhf.options.environments.process_pool import build_pool
 
-MANY = 2**31  # all seeds are smaller, because some packages take signed 32-bit seeds
+SEED_LIMIT = 2**31  # all seeds are smaller, because some packages take signed 32-bit seeds
 
 
 def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
@@ -34,7 +34,7 @@ def load_records(config: RunConfig) -> dict[Phase, PhaseData]:
         DataError: if an episode fails, or a phase gets too few episodes.
     """
     data, environment, order = config.data, config.environment, config.phase.order
-    seeds = Random(f"episodes {config.data_seed}").sample(range(MANY), data.size)
+    seeds = Random(f"episodes {config.data_seed}").sample(range(SEED_LIMIT), data.size)
     parts: dict[Phase, PhaseData] = {}
     with closing(build_pool(environment)) as pool:
         for phase, size in zip(SPLIT_PHASES, apportion(data.size, data.split), strict=True):
@@ -75,12 +75,12 @@ def _play_records(
 
 
 def _build_record(start: EpisodeStart, episode: PlayedEpisode) -> Record:
-    first = record_of_observation(episode.first.role, episode.first.text)
-    turns = [*(first.messages or ())]
+    record = record_of_observation(episode.first.role, episode.first.text)
+    turns = [*(record.messages or ())]
     for turn in episode.turns:
         turns.append(Message("assistant", turn.text))
         if turn.observation is not None:
             turns.append(Message(turn.observation.role, turn.observation.text))
     chosen = f" {episode.turns[0].text}" if episode.turns else None
     played = tuple(turns) if episode.turns else ()
-    return first._replace(chosen=chosen, columns={}, seed=start.seed, turns=played)
+    return record._replace(chosen=chosen, columns={}, seed=start.seed, turns=played)

@@ -107,8 +107,8 @@ class EpisodeRollout:
 
     def _build_turn_prompts(self, prompts: PromptBatch, episodes: Sequence[Request]) -> PromptBatch:
         """Return the ``episodes`` so far as prompts, with the random draws for their next turns."""
-        said = [[*episode.prompt, *episode.ids] for episode in episodes]
-        padded = pad_rows(said, pad_id=self.pad_id, on_left=True)
+        conversations = [[*episode.prompt, *episode.ids] for episode in episodes]
+        padded = pad_rows(conversations, pad_id=self.pad_id, on_left=True)
         ids_BP, attend_BP = (copy_to_device(each, prompts.ids_BP.device) for each in padded)
         size = self.limits.turn
         draws = [prompts.draws_BT[e.index, e.first_draw :][:size] for e in episodes]
@@ -121,10 +121,10 @@ def _split_into_rows(responses: Responses) -> list[Sampled]:
     logprobs_BT = responses.logprobs_BT
     if logprobs_BT is None:
         logprobs_BT = torch.zeros(responses.ids_BT.shape)
-    sides = (responses.ids_BT, logprobs_BT, responses.keep_BT, responses.ended_B)
+    tensors = (responses.ids_BT, logprobs_BT, responses.keep_BT, responses.ended_B)
     return [
         Sampled(ids[: sum(keep)], logprobs[: sum(keep)], ended)
-        for ids, logprobs, keep, ended in zip(*(each.tolist() for each in sides), strict=True)
+        for ids, logprobs, keep, ended in zip(*(each.tolist() for each in tensors), strict=True)
     ]
 
 
@@ -142,9 +142,9 @@ def _add_observations(active: Sequence[Request], counterpart: Counterpart) -> li
     by_index = {episode.index: episode for episode in active}
     due, continuing = len(active), []
     while due:
-        found = counterpart.continuations(wait=True)
-        due -= len(found)
-        for each in found:
+        new = counterpart.continuations(wait=True)
+        due -= len(new)
+        for each in new:
             if each.observation is not None:
                 episode = by_index[each.row]
                 episode.extend(each.observation, limit=each.limit, first_draw=each.first_draw)

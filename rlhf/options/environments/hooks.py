@@ -31,7 +31,7 @@ class EpisodeHook(PpoHook):
     """A hook that adds advantages of turns, and measures of episodes."""
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return ``steps`` with GAE whose time step is ppo.gae_unit."""
+        """Return ``steps``; if advantages are estimated by GAE, its time step is ppo.gae_unit."""
         is_gae = self.config.ppo.advantage_estimator is AdvantageEstimator.gae
         return replace_step(steps, estimate_advantages, _estimate_by_gae) if is_gae else steps
 

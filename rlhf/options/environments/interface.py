@@ -1,4 +1,4 @@
-"""The interface of environments, gymnasium's with texts, and checks of what environments return.
+"""The interface of environments (gymnasium's, but with texts), and checks of what they return.
 
 An environment is any class with ``reset`` and ``step``. It has no access to tokenizer, model or
 rank. An episode is one conversation: ``reset``, then a ``step`` for every turn of the policy.
@@ -124,7 +124,7 @@ class EnvironmentPool(Protocol):
 
 LONGEST_TEXT = 10**6  # maximum number of characters of an observation, and of ``info`` as JSON
 ROLES = ("user", "tool")
-FIELDS = len(Step._fields)
+NUM_FIELDS = len(Step._fields)
 
 
 class InvalidAnswerError(Exception):
@@ -148,23 +148,23 @@ def build_failure_reply(episode: int, failure: FailureName, problem: str) -> Rep
 
 def parse_observation(answer: Any) -> Observation:
     """Return ``answer`` as an observation, or raise InvalidAnswerError."""
-    found = make_observation(answer)
-    if not isinstance(found.text, str):
-        kind = type(found.text).__name__
-        raise InvalidAnswerError(f"the observation is a {kind}: must be a str or an Observation")
-    if found.role not in ROLES:
+    observation = make_observation(answer)
+    if not isinstance(observation.text, str):
+        actual = type(observation.text).__name__
+        raise InvalidAnswerError(f"the observation is a {actual}: must be a str or an Observation")
+    if observation.role not in ROLES:
         raise InvalidAnswerError(
-            f"the role of the observation is {found.role!r:.40}: must be in {ROLES}"
+            f"the role of the observation is {observation.role!r:.40}: must be in {ROLES}"
         )
-    if len(found.text) > LONGEST_TEXT:
+    if len(observation.text) > LONGEST_TEXT:
         raise InvalidAnswerError(
-            f"the observation has {len(found.text)} characters > {LONGEST_TEXT}"
+            f"the observation has {len(observation.text)} characters > {LONGEST_TEXT}"
         )
     try:
-        found.text.encode()
+        observation.text.encode()
     except UnicodeEncodeError as error:  # half a surrogate pair in a text, which no tokenizer takes
         raise InvalidAnswerError("the observation is no Unicode text") from error
-    return found
+    return observation
 
 
 def parse_step(answer: Any) -> Step:
@@ -174,7 +174,7 @@ def parse_step(answer: Any) -> Step:
     """
     if not isinstance(answer, tuple) or isinstance(answer, Observation):
         raise InvalidAnswerError(f"step returned a {type(answer).__name__}: must be a Step")
-    if not 1 <= len(answer) <= FIELDS:
+    if not 1 <= len(answer) <= NUM_FIELDS:
         raise InvalidAnswerError(f"step returned {len(answer)} values: must be a Step")
     step = Step(*answer)
     reward = step.reward
@@ -184,8 +184,8 @@ def parse_step(answer: Any) -> Step:
         raise InvalidAnswerError(f"the reward is {value}: must be a finite number up to 1e15")
     for name in ("terminated", "truncated"):
         if not _is_bool(getattr(step, name)):
-            kind = type(getattr(step, name)).__name__
-            raise InvalidAnswerError(f"{name} is a {kind}: must be True or False")
+            actual = type(getattr(step, name)).__name__
+            raise InvalidAnswerError(f"{name} is a {actual}: must be True or False")
     return Step(
         parse_observation(step.observation),
         value,
@@ -199,14 +199,14 @@ def _parse_info(info: Any) -> dict[str, Any]:
     """Check ``info``; return it after a round trip through JSON, as if another process sent it."""
     if not isinstance(info, Mapping):
         raise InvalidAnswerError(f"info is a {type(info).__name__}: must be a dict")
-    found = dict(info)
-    for name in {"success", "malformed"} & found.keys():
-        if not _is_bool(found[name]):
+    parsed = dict(info)
+    for name in {"success", "malformed"} & parsed.keys():
+        if not _is_bool(parsed[name]):
             raise InvalidAnswerError(
-                f"info[{name!r}] is {found[name]!r:.40}: must be True or False"
+                f"info[{name!r}] is {parsed[name]!r:.40}: must be True or False"
             )
-        found[name] = bool(found[name])
-    line = json.dumps(found, default=str, skipkeys=True)
+        parsed[name] = bool(parsed[name])
+    line = json.dumps(parsed, default=str, skipkeys=True)
     if len(line) > LONGEST_TEXT:
         raise InvalidAnswerError(f"info has {len(line)} characters > {LONGEST_TEXT}")
     return dict(json.loads(line))
@@ -216,14 +216,14 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"  # NumPy's bool
 
 
-TOGETHER = 256  # number of episodes that are played at the same time
+EPISODES_AT_ONCE = 256  # number of episodes that are played at the same time
 
 
 class PlayedTurn(NamedTuple):
     """A turn of a player, and the environment's answer to it."""
 
     text: str
-    observation: Observation | None  # None: the episode ended
+    observation: Observation | None  # None if the episode has ended
     reward: float
 
 
@@ -247,12 +247,12 @@ def play_episodes(
 ) -> list[PlayedEpisode]:
     """Play one episode for each of ``starts``; if ``player`` is None, only begin the episodes."""
     episodes: list[PlayedEpisode] = []
-    for begin in range(0, len(starts), TOGETHER):
-        some = starts[begin : begin + TOGETHER]
+    for begin in range(0, len(starts), EPISODES_AT_ONCE):
+        batch = starts[begin : begin + EPISODES_AT_ONCE]
         played: dict[int, PlayedEpisode] = {}
-        for episode, start in enumerate(some):
+        for episode, start in enumerate(batch):
             pool.reset(episode, seed=start.seed, row=start.row)
-        open_episodes = set(range(len(some)))
+        open_episodes = set(range(len(batch)))
         while open_episodes:
             for reply in pool.replies(wait=True):
                 played[reply.episode] = _add_reply(played.get(reply.episode), reply)
@@ -261,7 +261,7 @@ def play_episodes(
                     open_episodes.discard(reply.episode)
                 else:
                     pool.step(reply.episode, player)
-        episodes += [played[episode] for episode in range(len(some))]
+        episodes += [played[episode] for episode in range(len(batch))]
     return episodes
 
 

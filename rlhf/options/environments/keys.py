@@ -43,7 +43,7 @@ class FailureName(StrEnum):
     timeout = "timeout"  # a step took longer than environment.step_seconds
     exception = "exception"  # the environment raised an error
     died = "died"  # the environment's process ended
-    invalid = "invalid"  # the environment returned no step, or a reward that is no number
+    invalid = "invalid"  # the environment returned no valid step, or a replay went differently
     malformed = "malformed"  # the policy's turn could not be read; the episode continues
     cut_turn = "cut_turn"  # the policy's turn reached its token limit; the episode continues
     too_long = "too_long"  # the next observation exceeds environment.max_tokens: the episode is cut
@@ -70,7 +70,7 @@ class FailureRewards:
     died: float = key(SCORE)
     """The environment's process ended; the episode ends."""
     invalid: float = key(SCORE)
-    """The environment returned something else than a step; the episode ends."""
+    """The environment returned no valid step; the episode ends."""
     malformed: float = key(SCORE)
     """The environment could not read the turn, such as a tool call that is no JSON."""
     cut_turn: float = key(SCORE)
@@ -99,11 +99,11 @@ class EnvironmentConfig:
     max_tokens: int = key(ABOVE_0)
     """Tokens of an episode after its prompt, those of observations included."""
     step_seconds: float = key(SECONDS)
-    """Seconds in which an environment must answer; then its process is ended."""
+    """Seconds in which an environment must answer; otherwise its process is ended."""
     processes: int = key(AT_LEAST_0, affects=NO_PHASE)
-    """Processes of a rank in which environments run; 0: embedded ones, in the rank's own."""
+    """Processes per rank that run environments; 0: the rank runs embedded ones itself."""
     max_failures: int = key(AT_LEAST_0, affects=NO_PHASE)
-    """Faults of environments in one step after which the run ends."""
+    """Maximum number of faults of a rank's environments in one step; with more the run ends."""
     failure_rewards: FailureRewards
     """Reward of the turn in which a failure happens, beside the environment's own reward."""
 

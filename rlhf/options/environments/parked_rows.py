@@ -12,7 +12,7 @@ class Continuation(NamedTuple):
     """The sequel of a turn of an episode: an observation, or the end of the episode."""
 
     row: int  # index of the episode in the batch
-    observation: list[int] | None  # None: the episode is over
+    observation: list[int] | None  # None if the episode has ended
     limit: int = 0  # number of token ids after the prompt at which the next turn is cut
     first_draw: int = 0  # column of the table of random draws for the next turn's first token
 

@@ -43,14 +43,14 @@ from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, F
 from rlhf.options.environments.tools import ToolEnvironment, has_tools
 
 # The name of the environment's method that chooses a turn for each player.
-TURNS = {Player.expert: "demonstration", Player.random: "random_turn"}
+TURN_METHODS = {Player.expert: "demonstration", Player.random: "random_turn"}
 LONGEST_WAIT = 1000.0  # seconds; poll takes milliseconds, which must fit into a C int
 
 
 def read_environment_facts(environment: Environment) -> EnvironmentFacts:
     """Return the optimum of an environment, and the players for which it has methods."""
     optimum = getattr(environment, "optimum", None)
-    players = tuple(player for player, name in TURNS.items() if hasattr(environment, name))
+    players = tuple(player for player, name in TURN_METHODS.items() if hasattr(environment, name))
     return EnvironmentFacts(optimum, players)
 
 
@@ -119,8 +119,8 @@ class LocalPool:
 
     def replies(self, *, wait: bool) -> list[Reply]:  # noqa: ARG002 - calls are answered at once
         """Return the replies to all calls since ``replies`` was last called."""
-        found, self._replies = self._replies, []
-        return found
+        new, self._replies = self._replies, []
+        return new
 
     def close(self) -> None:
         """Drop the replies that have not been read."""
@@ -158,21 +158,21 @@ class ProcessPool:
 
     def replies(self, *, wait: bool) -> list[Reply]:
         """Return new replies; with ``wait``, at least one, unless all calls have been answered."""
-        found, self._failures = self._failures, []
+        new, self._failures = self._failures, []
         while True:
             running: dict[Any, Host] = {
                 host.process.fileno(): host for host in self._hosts if host.process
             }
-            until = min(host.until for host in self._hosts)
-            seconds = min(max(until - time.monotonic(), 0.0), LONGEST_WAIT)
-            seconds = seconds if wait and not found else 0.0
+            deadline = min(host.deadline for host in self._hosts)
+            seconds = min(max(deadline - time.monotonic(), 0.0), LONGEST_WAIT)
+            seconds = seconds if wait and not new else 0.0
             is_open = any(host.has_open_calls for host in self._hosts)
             for readable in wait_for_any([*running], seconds if is_open else 0.0):
-                found += running[readable].receive_replies()
+                new += running[readable].receive_replies()
             for host in self._hosts:
-                found += host.end_if_expired()
-            if found or not wait or not any(host.has_open_calls for host in self._hosts):
-                return found
+                new += host.end_if_expired()
+            if new or not wait or not any(host.has_open_calls for host in self._hosts):
+                return new
 
     def close(self) -> None:
         """End all processes."""
@@ -187,7 +187,7 @@ def build_pool(config: EnvironmentConfig) -> LocalPool | ProcessPool:
     """Return one rank's pool of environments; the pool's processes have started."""
     if config.processes > 0:
         return ProcessPool(config)
-    return LocalPool(environment_factory(config))
+    return LocalPool(build_environment_factory(config))
 
 
 def serve_environments(descriptor: int) -> None:
@@ -200,7 +200,7 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
     if config is None:
         return
     try:
-        make = environment_factory(_parse_config(config))
+        make = build_environment_factory(_parse_config(config))
         facts = read_environment_facts(make())
     except RlhfError as error:
         yield {"error": str(error)}
@@ -219,9 +219,9 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
         yield reply._asdict()
 
 
-def _parse_config(given: dict[str, Any]) -> EnvironmentConfig:
-    kind, rewards = EnvironmentKind(given["kind"]), FailureRewards(**given["failure_rewards"])
-    return EnvironmentConfig(**given | {"kind": kind, "failure_rewards": rewards})
+def _parse_config(fields: dict[str, Any]) -> EnvironmentConfig:
+    kind, rewards = EnvironmentKind(fields["kind"]), FailureRewards(**fields["failure_rewards"])
+    return EnvironmentConfig(**fields | {"kind": kind, "failure_rewards": rewards})
 
 
 EMBEDDED: dict[EnvironmentKind, Callable[..., Environment]] = {
@@ -237,7 +237,7 @@ ADAPTERS: dict[EnvironmentKind, Callable[..., Environment]] = {
 }
 
 
-def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
+def build_environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
     """Return a function that makes environments; a user's code is imported only once, here."""
     kind = config.kind
     if not config.is_used:
@@ -254,34 +254,34 @@ def environment_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
 
 
 def _build_user_factory(config: EnvironmentConfig) -> Callable[[], Environment]:
-    found, _ = import_user_object("environment.target", str(config.target))
+    user_class, _ = import_user_object("environment.target", str(config.target))
     key = f"environment.target={config.target}"
-    if not inspect.isclass(found):
+    if not inspect.isclass(user_class):
         raise ConfigError(f"{key}: must be a class, such as my_games:Chess")
-    has_steps = callable(getattr(found, "reset", None)) and callable(getattr(found, "step", None))
+    has_steps = all(callable(getattr(user_class, name, None)) for name in ("reset", "step"))
     if config.kind is EnvironmentKind.custom and has_steps:
-        return lambda: SeparateRandomness(_make_environment(key, found, config))
-    if not has_tools(found):
-        form = "reset(self, **row) and a public method for each tool"
+        return lambda: SeparateRandomness(_make_environment(key, user_class, config))
+    if not has_tools(user_class):
+        methods = "reset(self, **row) and a public method for each tool"
         if config.kind is EnvironmentKind.custom:
-            form = f"reset(self, *, seed, row) and step(self, text), or {form}"
-        raise ConfigError(f"{key}: must have the methods {form}")
-    return lambda: SeparateRandomness(ToolEnvironment(_make_environment(key, found, config)))
+            methods = f"reset(self, *, seed, row) and step(self, text), or {methods}"
+        raise ConfigError(f"{key}: must have the methods {methods}")
+    return lambda: SeparateRandomness(ToolEnvironment(_make_environment(key, user_class, config)))
 
 
 def _make_environment(
-    key: str, made: Callable[..., Any], config: EnvironmentConfig, **more: Any
+    key: str, factory: Callable[..., Any], config: EnvironmentConfig, **arguments: Any
 ) -> Any:
-    """Call ``made`` with ``environment.options``; raise ConfigError if it does not accept them.
+    """Call ``factory`` with ``environment.options``; raise ConfigError if it refuses them.
 
     The global random generators start from seed 0, so that all calls draw the same numbers.
     """
     try:
-        inspect.signature(made).bind(**more, **config.options)
+        inspect.signature(factory).bind(**arguments, **config.options)
     except TypeError as error:
         raise ConfigError(
             f"environment.options={config.options}: {key} does not take them ({error}); it takes "
-            f"{inspect.signature(made)}"
+            f"{inspect.signature(factory)}"
         ) from error
     with seed_global_random(0):
-        return made(**more, **config.options)
+        return factory(**arguments, **config.options)

@@ -42,7 +42,7 @@ from rlhf.rollout.scheduler import Request
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-GROUP, FAILURES = "episode/", "failures/"
+GROUP, FAILURES = "episode/", "failures/"  # of the names of measures
 ENVIRONMENT_FAULTS = (
     FailureName.timeout,
     FailureName.exception,
@@ -73,15 +73,15 @@ class EnvironmentPartner:
 
     def comparison_values(self, records: Sequence[Record]) -> dict[str, float]:
         """Return the largest expected return, and the mean return of random turns, if known."""
-        facts, found = self._pool.facts, {}
+        facts, values = self._pool.facts, {}
         if facts.optimum is not None:
-            found["optimum"] = facts.optimum
+            values["optimum"] = facts.optimum
         if Player.random in facts.players:
             starts = [EpisodeStart(r.seed, r.columns or {}) for r in records if r.seed is not None]
             most = self._config.environment.max_turns
             played = play_episodes(self._pool, starts, player=Player.random, max_turns=most)
-            found["random_return"] = sum(each.total_reward for each in played) / len(played)
-        return found
+            values["random_return"] = sum(each.total_reward for each in played) / len(played)
+        return values
 
     def close(self) -> None:
         """End the processes of the environments."""
@@ -109,7 +109,7 @@ def measure_responses(responses: Responses) -> dict[str, Tensor]:
     if turns is None:
         return {}
     counts = {
-        f"{FAILURES}{name}": [found.count(name) for found in turns.failures] for name in FailureName
+        f"{FAILURES}{name}": [row.count(name) for row in turns.failures] for name in FailureName
     }
     values = {
         "return": turns.rewards_BT.sum(dim=1),
@@ -132,8 +132,8 @@ def texts_to_show(rollout: Rollout, texts: Sequence[str]) -> list[Shown]:
     if turns is None or prompts.seeds is None:
         return [Shown(*each) for each in zip(prompts.texts, texts, strict=True)]
     return [
-        Shown(f"[episode {seed}]{text}", join_messages(said), [each._asdict() for each in said])
-        for seed, text, said in zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
+        Shown(f"[episode {seed}]{text}", join_messages(messages), [m._asdict() for m in messages])
+        for seed, text, messages in zip(prompts.seeds, prompts.texts, turns.messages, strict=True)
     ]
 
 
@@ -217,8 +217,8 @@ class Episodes:
         ids = self.encoder.encode_observations(
             [(answer.role, answer.text) for _, answer in open_ones]
         )
-        over = [Continuation(index, None) for index, answer in answers if answer is None]
-        return over + [
+        ended = [Continuation(index, None) for index, answer in answers if answer is None]
+        return ended + [
             self._continue_episode(index, added)
             for (index, _), added in zip(open_ones, ids, strict=True)
         ]
@@ -282,8 +282,8 @@ class Episodes:
         )
 
     def _failure_reward(self, failure: FailureName) -> float:
-        price: float = getattr(self.config.failure_rewards, failure.value)
-        return price
+        reward: float = getattr(self.config.failure_rewards, failure.value)
+        return reward
 
     def _count_fault(self, reply: Reply) -> None:
         """Count a fault of an environment; raise RolloutError if there are too many."""

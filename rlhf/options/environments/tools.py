@@ -17,7 +17,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.options.environments.interface import Observation, Step
 
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-MARK = "<tool_call>"
+CALL_START = "<tool_call>"
 INSTRUCTIONS = (
     'Call a tool with <tool_call>{"name": NAME, "arguments": {...}}</tool_call>, or answer '
     "without a call. The tools are:\n"
@@ -66,7 +66,7 @@ class ToolEnvironment:
 
     def step(self, text: str) -> Step:
         """Call the tools that the turn names; a turn without a call ends the episode."""
-        if MARK not in text:
+        if CALL_START not in text:
             reward = self._inner.get_reward() if hasattr(self._inner, "get_reward") else 0.0
             return Step("", reward=reward, terminated=True)
         info: dict[str, bool] = {}
@@ -100,31 +100,31 @@ class ToolEnvironment:
         except TypeError as error:
             raise ToolCallError(f"{name}: {error}") from error
         for key, value in arguments.items():
-            wanted = self._parameters[name].get(key, {}).get("type")
-            if isinstance(wanted, str) and not _has_type(value, wanted):
-                raise ToolCallError(f"{name}: {key} must be of type {wanted}")
+            json_type = self._parameters[name].get(key, {}).get("type")
+            if isinstance(json_type, str) and not _has_type(value, json_type):
+                raise ToolCallError(f"{name}: {key} must be of type {json_type}")
         return self._methods[name], arguments
 
 
-def has_tools(kind: type) -> bool:
+def has_tools(user_class: type) -> bool:
     """Return True if the class has ``reset`` and at least one tool."""
-    return callable(getattr(kind, "reset", None)) and any(
+    return callable(getattr(user_class, "reset", None)) and any(
         inspect.isfunction(value) and not name.startswith("_") and name not in NOT_TOOLS
-        for name, value in inspect.getmembers(kind)
+        for name, value in inspect.getmembers(user_class)
     )
 
 
 def _find_tools(inner: Any) -> dict[str, Callable[..., Any]]:
     methods = inspect.getmembers(inner, inspect.ismethod)
-    found: dict[str, Callable[..., Any]] = {
+    tools: dict[str, Callable[..., Any]] = {
         n: m for n, m in methods if not n.startswith("_") and n not in NOT_TOOLS
     }
-    if not callable(getattr(inner, "reset", None)) or not found:
+    if not callable(getattr(inner, "reset", None)) or not tools:
         raise ConfigError(
-            f"target: {type(inner).__name__} must have a method reset(**row), and a public method "
-            "for each tool"
+            f"environment.target: {type(inner).__name__} must have a method reset(**row), and a "
+            "public method for each tool"
         )
-    return found
+    return tools
 
 
 def _build_schema(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
@@ -134,21 +134,21 @@ def _build_schema(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(method)
     except Exception as error:  # transformers raises a plain Exception for a wrong docstring
         raise ConfigError(
-            f"target: {type(inner).__name__}.{method.__name__} is no tool ({error}); give it a "
-            "docstring that describes each argument below 'Args:', and type hints; or a name that "
-            "begins with _"
+            f"environment.target: {type(inner).__name__}.{method.__name__} is no tool ({error}); "
+            "give it a docstring that describes each argument below 'Args:', and type hints; or a "
+            "name that begins with _"
         ) from error
     return schema
 
 
 def _find_calls(text: str) -> list[str]:
     calls = CALL.findall(text)
-    if len(calls) != text.count(MARK):
+    if len(calls) != text.count(CALL_START):
         raise ToolCallError("a <tool_call> has no </tool_call>")
     return calls
 
 
-def _has_type(value: Any, wanted: str) -> bool:
-    if wanted != "boolean" and isinstance(value, bool):
+def _has_type(value: Any, json_type: str) -> bool:
+    if json_type != "boolean" and isinstance(value, bool):
         return False  # a bool is an int in Python, but not in JSON
-    return isinstance(value, PYTHON_TYPES.get(wanted, object))
+    return isinstance(value, PYTHON_TYPES.get(json_type, object))

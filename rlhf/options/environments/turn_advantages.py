@@ -31,14 +31,14 @@ def turn_gae(
     """
     keep_BT = turn_BT >= 0
     num_turns, end = int(turn_BT.max()) + 1, turn_BT.shape[1]
-    place_BT = turn_BT.clamp(min=0)
+    turn_index_BT = turn_BT.clamp(min=0)
     columns_T = torch.arange(end, device=turn_BT.device)
     columns_BT = columns_T.expand_as(turn_BT).masked_fill(~keep_BT, end)
     first_BK = columns_BT.new_full((len(turn_BT), num_turns), end)
-    first_BK = first_BK.scatter_reduce(1, place_BT, columns_BT, "amin")
+    first_BK = first_BK.scatter_reduce(1, turn_index_BT, columns_BT, "amin")
     rewards_BK = rewards_BT.new_zeros(first_BK.shape)
-    rewards_BK = rewards_BK.scatter_add(1, place_BT, rewards_BT.masked_fill(~keep_BT, 0.0))
-    of_turns = gae(
+    rewards_BK = rewards_BK.scatter_add(1, turn_index_BT, rewards_BT.masked_fill(~keep_BT, 0.0))
+    turn_advantages = gae(
         rewards_BK,
         values_BT.gather(1, first_BK.clamp(max=end - 1)),
         first_BK < end,
@@ -47,6 +47,6 @@ def turn_gae(
         last_values_B=last_values_B,
     )
     advantages_BT, returns_BT = (
-        each_BK.gather(1, place_BT).masked_fill(~keep_BT, 0.0) for each_BK in of_turns
+        each_BK.gather(1, turn_index_BT).masked_fill(~keep_BT, 0.0) for each_BK in turn_advantages
     )
     return Advantages(advantages_BT - costs_BT.masked_fill(~keep_BT, 0.0), returns_BT)

@@ -35,9 +35,9 @@ class Turns(NamedTuple):
 
 def turns_of(responses: Responses) -> Turns | None:
     """Return the turns of ``responses``, or None if the responses are not episodes."""
-    found: dict[str, Any] = dict(responses.extras)
-    if "turn_BT" not in found:
+    fields: dict[str, Any] = dict(responses.extras)
+    if "turn_BT" not in fields:
         return None
     # Responses that were read from a file have lists instead of ``Utterance`` tuples.
-    found["messages"] = [[Utterance(*each) for each in said] for said in found["messages"]]
-    return Turns(**found)
+    fields["messages"] = [[Utterance(*each) for each in row] for row in fields["messages"]]
+    return Turns(**fields)

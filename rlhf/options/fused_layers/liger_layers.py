@@ -16,11 +16,11 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # families that tests compare
 
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:
     """Raise CapabilityError if Liger does not fit a model whose config has these ``fields``."""
-    kind, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
-    if kind not in FAMILIES or activation != "silu":
-        found = f"hidden_act={activation}" if kind in FAMILIES else f"model_type={kind}"
+    family, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
+    if family not in FAMILIES or activation != "silu":
+        obstacle = f"hidden_act={activation}" if family in FAMILIES else f"model_type={family}"
         raise CapabilityError(
-            f"fused_layers=liger: a model with {found} is not supported, only model_type="
+            f"fused_layers=liger: a model with {obstacle} is not supported, only model_type="
             f"{', '.join(FAMILIES)} with hidden_act=silu; use fused_layers=none"
         )
 
@@ -36,11 +36,11 @@ def replace_layers(model: PreTrainedModel) -> None:
     from liger_kernel import transformers as liger
     from liger_kernel.ops import LigerRopeFunction
 
-    kind = model.config.model_type
-    modeling = import_module(f"transformers.models.{kind}.modeling_{kind}")
+    family = model.config.model_type
+    modeling = import_module(f"transformers.models.{family}.modeling_{family}")
     classes = {name: each for name, each in vars(modeling).items() if isinstance(each, type)}
-    replace = getattr(liger, f"apply_liger_kernel_to_{kind}")
+    replace = getattr(liger, f"apply_liger_kernel_to_{family}")
     replace(model=model, rope=False, fused_linear_cross_entropy=False)
     # Restore the classes that Liger replaces: its MLP would lose the biases of models built later.
-    # Its replacement of the rotary embedding looks for kernels in each call, and warns of others.
+    # Liger's own way to replace the rotary embedding looks for other kernels in each call.
     vars(modeling).update(classes, apply_rotary_pos_emb=LigerRopeFunction.apply)

@@ -1,4 +1,4 @@
-"""Prepare PPO's actor for the Hybrid Engine: a section of DeepSpeed's config, ``generate``."""
+"""Prepare PPO's actor for the Hybrid Engine: its section of the config, and ``generate``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def actor_deepspeed_sections(config: RunConfig) -> dict[str, Any]:
 
 
 def adapt_policy(policy: LanguageModel) -> None:
-    """Copy ``generate`` and ``config`` to the policy's wrapper; DeepSpeed replaces ``generate``."""
+    """Copy the model's ``generate`` and ``config`` to ``policy``; DeepSpeed replaces the first."""
     wrapper: Any = policy
     wrapper.generate, wrapper.config = policy.pretrained.generate, policy.pretrained.config

@@ -29,7 +29,7 @@ from rlhf.options.hybrid_engine.supported_models import Greedy, describe_parity_
 from rlhf.rollout.hf import HfRollout, replace_generation_config, split_prompts
 
 COMPARED_ROWS, COMPARED_TOKENS = 4, 16
-REFUSAL = "rollout.backend=hybrid_engine"
+BACKEND = "rollout.backend=hybrid_engine"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class HybridEngineRollout(HfRollout):
             prompts = _pad_to_max(prompts, self.settings, pad_id=self.pad_id)
         tokens = min(COMPARED_TOKENS, self.sampling.max_tokens)
         with actor.evaluating() as module:
-            found = describe_parity_failure(
+            failure = describe_parity_failure(
                 lambda: self._decode_greedily(actor, module, prompts, tokens=tokens),
                 lambda ids_NT: _compute_plain_logprobs(module, prompts, ids_NT),
                 dtype=self.settings.dtype,
             )
-        if found is not None:
-            raise CapabilityError(f"{REFUSAL}: {found}; use rollout=fast")
+        if failure is not None:
+            raise CapabilityError(f"{BACKEND}: {failure}; use rollout=fast")
 
     def _decode_greedily(
         self, actor: Engine, module: nn.Module, prompts: PromptBatch, *, tokens: int
@@ -137,16 +137,16 @@ class HybridEngineRollout(HfRollout):
 
 
 def adapt_deepspeed_layers(module: nn.Module) -> int:
-    """Adapt the layers that DeepSpeed built to transformers 5; return their number."""
+    """Adapt the layers that DeepSpeed built to transformers 5; return their number, at least 1."""
     containers = getattr(_find_hybrid_engine(module), "_inference_containers", ())
     if not containers:
         raise CapabilityError(
-            f"{REFUSAL}: DeepSpeed has replaced no layer of {type(module).__name__}, and would "
+            f"{BACKEND}: DeepSpeed has replaced no layer of {type(module).__name__}, and would "
             "generate as rollout=hf does; use rollout=fast"
         )
     for number, container in enumerate(containers):
         layer = container.module
-        layer.forward = _return_only_hidden_state(layer.forward, counts=number == 0)
+        layer.forward = _return_only_hidden_state(layer.forward, counts_tokens=number == 0)
         # At stage 3 DeepSpeed 0.19.8 adds a bias that Llama lacks, from uninitialised memory.
         layer.attention._qkv_buffers[1].zero_()
         products = layer.mlp.mlp_gemm_func
@@ -168,17 +168,17 @@ def _keep_residual(products: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _return_only_hidden_state(
-    forward: Callable[..., Any], *, counts: bool
+    forward: Callable[..., Any], *, counts_tokens: bool
 ) -> Callable[..., Tensor]:
     """Wrap a layer's ``forward`` to return only its hidden state.
 
-    If ``counts``, the wrapper also adds one placeholder per token to transformers' KV cache, which
-    DeepSpeed's layers leave empty, because transformers 5 makes masks as wide as this cache.
+    If ``counts_tokens``, the wrapper also adds one placeholder per token to transformers' KV cache,
+    which DeepSpeed's layers leave empty: transformers 5 makes masks as wide as this cache.
     """
 
     def forward_hidden_state(hidden_BSH: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         hidden: Tensor = forward(hidden_BSH, *args, **kwargs)[0]
-        if counts:
+        if counts_tokens:
             numbers = hidden_BSH.new_empty(1, 1, hidden_BSH.shape[1], 1)
             kwargs[str(kv_cache_parameter_name(kwargs))].update(numbers, numbers, 0)
         return hidden
@@ -232,10 +232,10 @@ def _pad_to_max(prompts: PromptBatch, settings: HybridSettings, *, pad_id: int) 
     """Pad to ``max_rows`` prompts of ``max_prompt_tokens``; the prompts repeat to fill the rows."""
     num_rows = len(prompts.texts)
     prompts = take_rows(prompts, [row % num_rows for row in range(settings.max_rows)])
-    more = settings.max_prompt_tokens - prompts.ids_BP.shape[1]
+    padding = settings.max_prompt_tokens - prompts.ids_BP.shape[1]
     return prompts._replace(
-        ids_BP=pad(prompts.ids_BP, (more, 0), value=pad_id),
-        attend_BP=pad(prompts.attend_BP, (more, 0), value=False),
+        ids_BP=pad(prompts.ids_BP, (padding, 0), value=pad_id),
+        attend_BP=pad(prompts.attend_BP, (padding, 0), value=False),
     )
 
 

@@ -12,7 +12,7 @@ class HybridEngineConfig:
     """Settings of DeepSpeed's Hybrid Engine, for backend=hybrid_engine (docs/rollouts.md)."""
 
     max_out_tokens: int | None = key(ABOVE_0)
-    """Tokens per sequence in the KV cache; null: the maxima of prompt and response together."""
+    """Tokens per sequence in the KV cache; null: max_prompt_tokens + max_response_tokens."""
     inference_tp_size: int = key(ABOVE_0)
     """Ranks that share one copy of the weights during generation; above 1 requires stage 3."""
     release_inference_cache: bool

@@ -25,13 +25,13 @@ def check_hybrid_engine(config: RunConfig) -> None:
     _check_tensor_parallelism(config)
     _check_cuda_graphs(config)
     rollout = config.rollout
-    wanted = rollout.max_prompt_tokens + rollout.max_response_tokens
+    needed = rollout.max_prompt_tokens + rollout.max_response_tokens
     tokens = rollout.hybrid_engine.max_out_tokens
-    if tokens is not None and tokens < wanted:
+    if tokens is not None and tokens < needed:
         raise ConfigError(
             f"rollout.hybrid_engine.max_out_tokens={tokens}: the KV cache must hold "
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens={wanted}; use null, which "
-            f"means {wanted}, or a number of {wanted} or more"
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens={needed}; use null, which "
+            f"means {needed}, or a number of {needed} or more"
         )
 
 

@@ -37,7 +37,7 @@ def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
         return REASONS.get(config.model_type, "has no layers in DeepSpeed's Hybrid Engine")
     heads = config.num_attention_heads
     rope = getattr(config, "rope_parameters", None) or {}
-    wanted: dict[str, tuple[Any, Any]] = {
+    requirements: dict[str, tuple[Any, Any]] = {
         "num_key_value_heads": (config.num_key_value_heads, heads),
         "head_dim": (config.head_dim, config.hidden_size // heads),
         "hidden_act": (config.hidden_act, "silu"),
@@ -45,9 +45,9 @@ def model_unsupported_reason(config: PreTrainedConfig) -> str | None:
         "mlp_bias": (config.mlp_bias, False),
         "rope_type": (rope.get("rope_type", "default"), "default"),
     }
-    for field, (value, only) in wanted.items():
-        if value != only:
-            return f"has {field}={value}, and DeepSpeed's Llama layers support only {field}={only}"
+    for field, (value, supported) in requirements.items():
+        if value != supported:
+            return f"has {field}={value}, but DeepSpeed's Llama layers need {field}={supported}"
     return None
 
 
@@ -73,10 +73,10 @@ def describe_parity_failure(
     plain_NTV = plain(greedy.ids_NT)
     allowed_NT = TOLERANCES[dtype] * plain_NTV.std(dim=-1)
     likeliest_NT = plain_NTV.max(dim=-1)
-    of_token_NT = plain_NTV.gather(-1, greedy.ids_NT[..., None]).squeeze(-1)
+    logprob_NT = plain_NTV.gather(-1, greedy.ids_NT[..., None]).squeeze(-1)
     # Test for agreement and negate it below, so that NaN counts as a difference.
-    same_token_NT = likeliest_NT.values - of_token_NT <= allowed_NT
-    same_logprob_NT = (greedy.logprobs_NT - of_token_NT).abs() <= allowed_NT
+    same_token_NT = likeliest_NT.values - logprob_NT <= allowed_NT
+    same_logprob_NT = (greedy.logprobs_NT - logprob_NT).abs() <= allowed_NT
     wrong = (~(same_token_NT & same_logprob_NT)).T.nonzero()
     if not len(wrong):
         return None
@@ -89,6 +89,6 @@ def describe_parity_failure(
         )
     return (
         f"{place} the log-probability of {greedy.ids_NT[row, token]} is "
-        f"{greedy.logprobs_NT[row, token]:.4f}, but {of_token_NT[row, token]:.4f} by the model's "
+        f"{greedy.logprobs_NT[row, token]:.4f}, but {logprob_NT[row, token]:.4f} by the model's "
         f"own layers; the largest allowed difference is {allowed_NT[row, token]:.4f}"
     )

@@ -1,4 +1,4 @@
-"""Store the answers of judges in the run directory, so that no request is ever sent twice."""
+"""Store the answers of judges in the run directory, so that no answered request is sent again."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rlhf.config.schema.keys import ABOVE_0, AT_LEAST_0, PROCESS_KEYS, Names, key
 
-SHARED = ("url*", "token_variable", "batch_size", "retries", "columns")  # keys of kind=http too
+SHARED = ("url*", "token_variable", "batch_size", "retries", "columns")  # read by http too
 OWN = ("rubric*", "model*", "votes", "temperature")
 READ_BY_JUDGES = (*PROCESS_KEYS, *OWN, *SHARED)
 VERDICTS = "verdicts.jsonl"  # file in the run directory with the answers of all judges

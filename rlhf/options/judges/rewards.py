@@ -19,20 +19,20 @@ from rlhf.options.judges.rubric import Rubric, cut_object, read_rubric
 from rlhf.rewards.outside import connect_endpoint
 from rlhf.rewards.rules import Answers, PartScores, ScoreFunction
 
-AT_ONCE = 16  # requests to a server at the same time, if batch_size is null
-PATIENCE = 0.9  # share of timeout_seconds to wait for answers; in the rest they are stored
+REQUESTS_AT_ONCE = 16  # requests to a server at the same time, if batch_size is null
+WAITING_SHARE = 0.9  # of timeout_seconds; in the rest of this time the answers are stored
 LARGEST_ANSWER = 1 << 18  # bytes of an answer, in which a model may have reasoned at length
 
 Body = dict[str, Any]  # the body of a request to a chat completion API
 ScoreByCriterion = Mapping[str, float]  # score from 0 to 1 by criterion
-Ask = Callable[[Body, float], str]  # the request, and its deadline by time.monotonic
+Ask = Callable[[Body, float], str]  # called with a request and its deadline by time.monotonic
 
 
 def build_judge(part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
     """Return the judge, and the names of its criteria.
 
     Raises:
-        ConfigError: if the rubric or, in a run without answers, the server cannot be used.
+        ConfigError: if the rubric or, in a run without stored answers, the server cannot be used.
     """
     judge = Judge(part, read_rubric(str(part.rubric)), AnswerStore(run_dir / VERDICTS))
     if not (run_dir / VERDICTS).exists():  # a replayed run may need no answer that is not stored
@@ -49,11 +49,11 @@ class Judge:
 
     def __init__(self, part: RewardTerm, rubric: Rubric, store: AnswerStore) -> None:
         self.part, self.rubric, self._store = part, rubric, store
-        self._threads = ThreadPoolExecutor(part.batch_size or AT_ONCE)
+        self._threads = ThreadPoolExecutor(part.batch_size or REQUESTS_AT_ONCE)
 
     @cached_property
     def ask(self) -> Ask:
-        """Return the function from a request to the text of the answer; the first use connects."""
+        """Return the function that sends a request and returns its answer; connect on first use."""
         return connect_model(self.part)
 
     def score_answers(self, answers: Answers) -> PartScores:
@@ -66,13 +66,13 @@ class Judge:
         problem = ""
         names = [each.name for each in self.rubric.criteria]
         for votes in asked:
-            of_votes = [[replies[hash_request(each)] for each in vote] for vote in votes]
-            valid = [vote for vote in of_votes if all(each.failure is None for each in vote)]
+            answered = [[replies[hash_request(each)] for each in vote] for vote in votes]
+            valid = [vote for vote in answered if all(each.failure is None for each in vote)]
             if 2 * len(valid) > len(votes):
                 verdicts.append(self._average_verdicts(valid))
             else:
                 verdicts.append(dict.fromkeys(names, math.nan))
-                problem = problem or next(e.failure for v in of_votes for e in v if e.failure)
+                problem = problem or next(r.failure for vote in answered for r in vote if r.failure)
         scores = [self.rubric.weigh(each) for each in verdicts]
         return PartScores(scores, {n: [each[n] for each in verdicts] for n in names}, problem)
 
@@ -93,27 +93,27 @@ class Judge:
 
         A failure is stored only if the part has a fallback, with which the run continues.
         """
-        until = time.monotonic() + PATIENCE * self.part.timeout_seconds
+        deadline = time.monotonic() + WAITING_SHARE * self.part.timeout_seconds
         sent = {
-            key: self._threads.submit(self._send, body, until)
+            key: self._threads.submit(self._send, body, deadline)
             for key, body in requests.items()
             if key not in self._store.replies
         }
-        wait(sent.values(), timeout=until - time.monotonic())
+        wait(sent.values(), timeout=deadline - time.monotonic())
         late = JudgeReply(None, f"no answer within timeout_seconds={self.part.timeout_seconds:g}")
-        found = {key: each.result() if each.done() else late for key, each in sent.items()}
+        replies = {key: each.result() if each.done() else late for key, each in sent.items()}
         for each in sent.values():
             each.cancel()
         stores_all = self.part.fallback is not None
-        kept = {key: each for key, each in found.items() if stores_all or each.failure is None}
+        kept = {key: each for key, each in replies.items() if stores_all or each.failure is None}
         if kept:
             self._store.add(kept)
-        return found | self._store.replies
+        return replies | self._store.replies
 
-    def _send(self, request: Body, until: float) -> JudgeReply:
-        """Return the reply of a request; an invalid answer is returned to the model once."""
+    def _send(self, request: Body, deadline: float) -> JudgeReply:
+        """Return the reply to a request; after an invalid answer the model is asked once more."""
         try:
-            answer = self.ask(request, until)
+            answer = self.ask(request, deadline)
             try:
                 self._read_verdict(answer)
             except RewardError as error:
@@ -122,7 +122,7 @@ class Judge:
                     {"role": "user", "content": f"{error}. Answer with the JSON object only."},
                 ]
                 asked_again = {**request, "messages": [*request["messages"], *again]}
-                answer = self.ask(asked_again, until)
+                answer = self.ask(asked_again, deadline)
                 self._read_verdict(answer)
         except RlhfError as error:
             return JudgeReply(None, str(error))
@@ -150,8 +150,8 @@ def connect_model(part: RewardTerm) -> Ask:
     url = f"{str(part.url).rstrip('/')}/chat/completions"
     post = connect_endpoint(part, url, largest=LARGEST_ANSWER)
 
-    def ask(request: Body, until: float) -> str:
-        match post(request, until):
+    def ask(request: Body, deadline: float) -> str:
+        match post(request, deadline):
             case {"choices": [{"message": {"content": str(answer)}}, *_]}:
                 return answer
         raise RewardError("the answer is not a chat completion with a text")

@@ -19,8 +19,8 @@ PREAMBLE = (
 )
 TEMPLATE = "<prompt>\n$prompt\n</prompt>\n$responses\n$criteria"
 PLACEHOLDERS = {"prompt", "responses", "criteria"}
-LONGEST_VERDICT, SHOWN = 1 << 14, 300  # characters of a verdict, and of its part in a message
-SHARES = {"A": 1.0, "tie": 0.5, "B": 0.0}  # score of response A if this is the better response
+LONGEST_VERDICT, EXCERPT = 1 << 14, 300  # characters of a verdict, and of its excerpt
+SCORES = {"A": 1.0, "tie": 0.5, "B": 0.0}  # verdict on a pair -> score of response A
 
 
 class Criterion(BaseModel, extra="forbid"):
@@ -38,12 +38,12 @@ class Criterion(BaseModel, extra="forbid"):
             raise ValueError("must be two different numbers: the worst and the best")
         return scale
 
-    def ask(self, *, compares: bool) -> str:
+    def write_question(self, *, compares: bool) -> str:
         """Return the line of a request that asks the question."""
-        wanted = '"A", "B" or "tie": which response is better'
+        form = '"A", "B" or "tie": which response is better'
         if not compares:
-            wanted = "a number from {:g}, the worst, to {:g}, the best".format(*self.scale)
-        return f"- {self.name} ({wanted}): {self.question}"
+            form = "a number from {:g}, the worst, to {:g}, the best".format(*self.scale)
+        return f"- {self.name} ({form}): {self.question}"
 
     def answer_type(self, *, compares: bool) -> Any:
         """Return the type of the answers that are valid."""
@@ -54,7 +54,7 @@ class Criterion(BaseModel, extra="forbid"):
     def score(self, answer: float | str) -> float:
         """Return the score, from 0 to 1, of a valid answer."""
         if isinstance(answer, str):
-            return SHARES[answer]
+            return SCORES[answer]
         worst, best = self.scale
         return (answer - worst) / (best - worst)
 
@@ -78,8 +78,8 @@ class Rubric(BaseModel, extra="forbid"):
     @field_validator("template")
     @classmethod
     def _check_template(cls, text: str) -> str:
-        found = Template(text)
-        if not found.is_valid() or {*found.get_identifiers()} != PLACEHOLDERS:
+        template = Template(text)
+        if not template.is_valid() or {*template.get_identifiers()} != PLACEHOLDERS:
             raise ValueError("must have $prompt, $responses and $criteria, and $$ for a dollar")
         return text
 
@@ -89,19 +89,19 @@ class Rubric(BaseModel, extra="forbid"):
         tags = ["response_A", "response_B"] if compares else ["response"]
         shown = [f"<{t}>\n{text}\n</{t}>" for t, text in zip(tags, responses, strict=True)]
         form = ", ".join(f'"{each.name}": ...' for each in self.criteria)
-        asked = [each.ask(compares=compares) for each in self.criteria]
-        asked.append(f"Answer with a JSON object and nothing else: {{{form}}}")
+        questions = [each.write_question(compares=compares) for each in self.criteria]
+        questions.append(f"Answer with a JSON object and nothing else: {{{form}}}")
         content = Template(self.template).substitute(
-            prompt=prompt, responses="\n".join(shown), criteria="\n".join(asked)
+            prompt=prompt, responses="\n".join(shown), criteria="\n".join(questions)
         )
         return [{"role": "system", "content": self.preamble}, {"role": "user", "content": content}]
 
     def read_verdict(self, answer: str, *, compares: bool) -> dict[str, float]:
-        """Return the score of each criterion, from 0 to 1, in an answer; of response A if compared.
+        """Return each criterion's score, from 0 to 1, in an answer; in a comparison, that of A.
 
         Raises:
-            RewardError: if the answer has no JSON object with a valid value for each criterion, or
-                the object is longer than ``LONGEST_VERDICT``. Other keys are ignored.
+            RewardError: if the answer has no JSON object with a valid value for each criterion
+                (other keys are ignored), or the object is longer than ``LONGEST_VERDICT``.
         """
         verdict = cut_object(answer)
         if len(verdict) > LONGEST_VERDICT:
@@ -111,11 +111,11 @@ class Rubric(BaseModel, extra="forbid"):
             for number, each in enumerate(self.criteria)
         }
         try:
-            found = create_model("Verdict", **fields).model_validate_json(verdict)
+            parsed = create_model("Verdict", **fields).model_validate_json(verdict)
         except ValidationError as error:
-            shown = f"{verdict[:SHOWN]!r}{'...' if len(verdict) > SHOWN else ''}"
+            shown = f"{verdict[:EXCERPT]!r}{'...' if len(verdict) > EXCERPT else ''}"
             raise RewardError(f"the judge answered {shown}: {describe_fault(error)}") from error
-        values = found.model_dump(by_alias=True)
+        values = parsed.model_dump(by_alias=True)
         return {each.name: each.score(values[each.name]) for each in self.criteria}
 
     def weigh(self, verdict: Mapping[str, float]) -> float:

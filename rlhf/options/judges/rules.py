@@ -9,15 +9,15 @@ from rlhf.config.schema.run import RunConfig
 
 def check_judges(config: RunConfig) -> None:
     """Raise ConfigError if a judge has values that exclude each other."""
-    first: dict[object, tuple[str, str | None]] = {}
+    first_uses: dict[object, tuple[str, str | None]] = {}
     for name, part in config.rewards.items():
         if part.kind != RewardKind.judge:
             continue
-        other, url = first.setdefault((part.rubric, part.model), (name, part.url))
+        other, url = first_uses.setdefault((part.rubric, part.model), (name, part.url))
         broken = {
-            f"url={part.url}: rewards.{other} asks {url} the same: rubric={part.rubric} and "
-            f"model={part.model}, so both would share their answers; give one of the models "
-            "another name, or use one url": part.url != url,
+            f"url={part.url}: rewards.{other} sends the same requests (rubric={part.rubric}, "
+            f"model={part.model}) to {url}, and both would share the stored answers; give one of "
+            "the models another name, or use one url": part.url != url,
             f"columns=[{','.join(part.columns)}]: kind=judge compares with one column; without "
             "columns it scores each response alone": len(part.columns) > 1,
             f"votes={part.votes}: with temperature=0 all votes are the same; set "

@@ -23,7 +23,7 @@ LORA_ROLES = {  # each trained model's name in lora.roles
 }
 
 RANK = 16  # lora.rank of the presets lora=default and lora=all
-ROLES = {  # the models that each phase trains
+TRAINED_ROLES = {  # the models that each phase trains
     Phase.sft: [LoraRole.sft],
     Phase.reward: [LoraRole.reward],
     Phase.dpo: [LoraRole.actor],
@@ -32,18 +32,18 @@ ROLES = {  # the models that each phase trains
 
 
 def with_adapters(config: RunConfig, model: ModelUse) -> ModelUse:
-    """Return ``model`` with its adapters; a policy with adapters off is its own reference."""
+    """Return ``model`` with its adapters; without lora.train_rest it is its own reference."""
     lora, shape = config.lora, model.shape
     role = LORA_ROLES.get(model.role)
     if role not in lora.roles:
         return model
     critic_rank = lora.critic_rank if role is LoraRole.critic else None
     adapters = shape.adapter_weights(critic_rank or lora.rank)
-    rest = model.weights - shape.linear_layer_weights if lora.train_rest else 0
+    other_weights = model.weights - shape.linear_layer_weights if lora.train_rest else 0
     head = shape.embedding if model.is_scorer and not lora.train_rest else 0
     return replace(
         model,
-        trained=adapters + rest + head,
+        trained=adapters + other_weights + head,
         extra_weights=adapters,
         is_own_reference=not lora.train_rest,
     )
@@ -52,14 +52,14 @@ def with_adapters(config: RunConfig, model: ModelUse) -> ModelUse:
 def propose_adapters(config: RunConfig) -> Iterator[Saving]:
     """Yield the change that adds adapters to all trained models, unless they have adapters."""
     lora = config.lora
-    wanted = {role for phase in config.phase.order for role in ROLES[phase]}
-    if wanted <= set(lora.roles if lora.rank else ()):
+    trained_roles = {role for phase in config.phase.order for role in TRAINED_ROLES[phase]}
+    if trained_roles <= set(lora.roles if lora.rank else ()):
         return
     words, roles = f"lora.roles=[{','.join(LoraRole)}]", list(LoraRole)
-    if not lora.rank or (lora.rank == RANK and lora.roles == ROLES[Phase.ppo]):
+    if not lora.rank or (lora.rank == RANK and lora.roles == TRAINED_ROLES[Phase.ppo]):
         words = "lora=all"
         if not {Phase.sft, Phase.reward} & set(config.phase.order):
-            words, roles = "lora=default", ROLES[Phase.ppo]
+            words, roles = "lora=default", TRAINED_ROLES[Phase.ppo]
     adapted = replace(lora, rank=lora.rank or RANK, roles=roles)
     yield Saving(words, replace(config, lora=adapted), is_exact=False)
 
@@ -67,7 +67,7 @@ def propose_adapters(config: RunConfig) -> Iterator[Saving]:
 def idle_key_notes(config: RunConfig) -> Iterator[str]:
     """Yield a sentence if no trained model has frozen weights that could be quantized."""
     roles = config.lora.roles
-    trained = {role for phase in config.phase.order for role in ROLES[phase]}
+    trained = {role for phase in config.phase.order for role in TRAINED_ROLES[phase]}
     if config.zero.quantize_frozen_weights and not trained & set(roles):
         yield (
             f"zero.quantize_frozen_weights=true has no effect: lora.roles=[{','.join(roles)}] "
@@ -78,7 +78,7 @@ def idle_key_notes(config: RunConfig) -> Iterator[str]:
 def cost_warnings(config: RunConfig, phases: Collection[Phase]) -> Iterator[str]:
     """Yield a sentence if the phases before PPO train all weights."""
     roles = config.lora.roles
-    whole = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
-    if whole and not {*whole} & {*roles}:
-        text = f"{' and '.join(whole)} train all weights; lora=all trains adapters there too"
+    early_phases = [phase for phase in (Phase.sft, Phase.reward) if phase in phases]
+    if early_phases and not {*early_phases} & {*roles}:
+        text = f"{' and '.join(early_phases)} train all weights; lora=all trains adapters instead"
         yield f"lora.roles=[{','.join(roles)}]: {text}"

@@ -35,7 +35,7 @@ class LoraExport(StrEnum):
 
 ADAPTERS = [needs("rank", fix="add lora=default")]
 
-OF_CRITIC = [
+CRITIC_ADAPTERS = [
     *ADAPTERS,
     Unread(("roles",), lambda roles: LoraRole.critic not in roles, "add critic to {key}"),
     needs("ppo.advantage_estimator", "gae"),
@@ -60,9 +60,9 @@ class LoraConfig:
     """Also train weights without adapters: embeddings, norms, biases (as DeepSpeed-Chat does)."""
     lr: float | None = key(ABOVE_0)
     """Peak learning rate of the adapters; null: the learning rate of the phase."""
-    critic_rank: int | None = key(ABOVE_0, affects=ONLY_PPO, unread=OF_CRITIC)
+    critic_rank: int | None = key(ABOVE_0, affects=ONLY_PPO, unread=CRITIC_ADAPTERS)
     """Rank of the critic's adapters; null: rank."""
-    critic_lr: float | None = key(ABOVE_0, affects=ONLY_PPO, unread=OF_CRITIC)
+    critic_lr: float | None = key(ABOVE_0, affects=ONLY_PPO, unread=CRITIC_ADAPTERS)
     """Peak learning rate of the critic's adapters; null: lr, or if that is null, ppo.critic_lr."""
     export: LoraExport
     """merged: save an ordinary model; adapter: save a peft folder that names its base model."""
@@ -80,4 +80,4 @@ class FrozenWeightKeys:
     """Keys of the group ``zero`` for the frozen weights of models with adapters."""
 
     quantize_frozen_weights: bool
-    """All-gather frozen weights as int8 (MixZ++); stage 3 with LoRA and fp16 on GPUs."""
+    """All-gather frozen weights as int8 (MixZ++); requires stage 3, LoRA and fp16 on GPUs."""

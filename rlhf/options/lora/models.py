@@ -64,7 +64,7 @@ def extend_with_adapters(
 
 
 def adapter_lr(lora: LoraConfig, role: Role, name: str) -> float | None:
-    """Return the learning rate of the parameter ``name``; None: the phase's rate."""
+    """Return the learning rate of the parameter ``name``, or None for the phase's rate."""
     lr = lora.critic_lr if role is Role.critic and lora.critic_lr else lora.lr
     return lr if is_adapter_name(name) else None
 
@@ -96,7 +96,7 @@ class AdapterOff:
 
 
 def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -> Export | None:
-    """Return how ``lora.export`` saves adapters, merged if ``source`` is None; None without any."""
+    """Return how to export adapters, merged if ``source`` is None; None if the model has none."""
     model: Any = engine.module.pretrained
     if not has_adapters(model):
         return None
@@ -109,7 +109,7 @@ def find_export(config: RunConfig, engine: Engine, source: ModelSource | None) -
 
 
 def check_tokenizer(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ConfigError if embeddings are added to the model, which an adapter cannot contain."""
+    """Raise ConfigError if the model gets new embeddings, which the saved adapter would lack."""
     rows = config_fields(config.model).get("vocab_size")
     is_saved = config.lora.export is LoraExport.adapter
     if not is_saved or config.model.init is not ModelInit.pretrained or not isinstance(rows, int):
@@ -176,20 +176,20 @@ def is_adapter_name(parameter_name: str) -> bool:
 def disable_adapters(module: nn.Module) -> Iterator[None]:
     """Switch off the adapters of ``module`` within the context."""
     layers = [layer for _, layer in _iterate_adapted_layers(module)]
-    before = [layer._disable_adapters for layer in layers]
+    states_before = [layer._disable_adapters for layer in layers]
     # peft's own switch would also change requires_grad, which ZeRO's optimizer has already read.
     for layer in layers:
         layer._disable_adapters = True
     try:
         yield
     finally:
-        for layer, was_off in zip(layers, before, strict=True):
+        for layer, was_off in zip(layers, states_before, strict=True):
             layer._disable_adapters = was_off
 
 
 @contextmanager
 def computing_merged(config: RunConfig, module: nn.Module) -> Iterator[None]:
-    """Compute with merged adapters in the block, if the model ``module`` will be saved merged.
+    """Compute with merged adapters within the context, if ``module`` will be saved merged.
 
     Each layer merges its adapter as it is called, so that no copy of all weights is held. Where
     adapters are off, as in a reference, they stay off.

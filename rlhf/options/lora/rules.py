@@ -46,8 +46,8 @@ def _check_adapters(config: RunConfig) -> None:
         "use lora.export=merged": lora.train_rest and lora.export is LoraExport.adapter,
     }
     refuse_broken_rule(broken)
-    first = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
-    for phase, (key, model) in first.items():
+    starts = {"sft": ("model", config.model), "reward": ("reward_model", config.reward_model)}
+    for phase, (key, model) in starts.items():
         starts_random = phase in config.phase.order and model.init is ModelInit.random
         if starts_random and phase in lora.roles:
             raise ConfigError(
@@ -64,8 +64,8 @@ def check_adapted_layers(config: RunConfig, phases: Container[Phase]) -> None:
     lora = config.lora
     if lora.export is LoraExport.adapter:
         order = [phase for phase in config.phase.order if phase in phases]
-        found = {key: model for phase in order for key, model in starting_models(config, phase)}
-        for key, model in found.items():
+        models = {key: model for phase in order for key, model in starting_models(config, phase)}
+        for key, model in models.items():
             source = ModelSource.from_config(model, key=key)
             if (Path(str(source.path)) / "adapter_config.json").is_file():
                 from rlhf.models.pretrained import find_adapter_chain

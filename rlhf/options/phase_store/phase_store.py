@@ -2,8 +2,8 @@
 
 The store is a folder with one entry per trained phase. The name of an entry is a hash of all that
 the phase's result depends on: its part of the configuration, its data, the weights that it starts
-from, the source code and the libraries. Model files in the store and in run directories are hard
-links to the same data where the file system allows it; nothing ever writes to a finished file.
+from, the source code, the libraries and the CPU. Model files in the store and in run directories
+are hard links to the same data where the file system allows it; no finished file is written again.
 
 ``python -m rlhf.options.phase_store`` lists the entries; ``clear`` removes them.
 """
@@ -144,13 +144,13 @@ class PhaseStore:
     def entries(self) -> list[StoredPhase]:
         """Return all stored phases, damaged phases included, the most recently used first."""
         paths = [each for each in find_entries(self.folder, "[!.]*") if not each.is_symlink()]
-        found = [
+        stored = [
             _describe_entry(each, phase)
             for each in paths
             for phase in Phase
             if (each / phase).is_dir()
         ]
-        return sorted(found, key=lambda entry: entry.used, reverse=True)
+        return sorted(stored, key=lambda entry: entry.used, reverse=True)
 
     def clear(self) -> list[str]:
         """Remove the stored phases; return the keys that are in use or cannot be removed.
@@ -184,8 +184,8 @@ class PhaseStore:
 
     def _remove_orphans(self) -> None:
         """Remove the unfinished entries and the locks that killed runs have left."""
-        left = find_entries(self.folder, ".*.building") + find_entries(self.folder, "*.lock")
-        for key in (path.stem.removeprefix(".") for path in left):
+        leftovers = find_entries(self.folder, ".*.building") + find_entries(self.folder, "*.lock")
+        for key in (path.stem.removeprefix(".") for path in leftovers):
             if not (self.folder / key).exists():
                 self._remove(key)
 

@@ -35,8 +35,8 @@ def train_or_reuse(
         return
     with hold_entry_lock(store, key, context.ranks):
         # Only rank 0 reads the store: other nodes may lack it, and one rank can hash all files.
-        found = store.find(key, phase, context.console.say) if context.ranks.is_main else None
-        if context.ranks.any(found is not None):
+        entry = store.find(key, phase, context.console.say) if context.ranks.is_main else None
+        if context.ranks.any(entry is not None):
             reuse(store.folder / key)
             return
         result = train()

@@ -125,7 +125,7 @@ def load_ptx_texts(config: DataConfig, *, seed: int) -> tuple[list[str], list[st
     """Return the training texts at data.ptx_path, and the held-out texts.
 
     Files with a word such as eval in their names are held out. Without such files, the share
-    data.eval_share of the texts is drawn with ``seed`` and held out; a lone text is learned.
+    data.eval_share of the texts is drawn with ``seed`` and held out; a single text is learned.
 
     Raises:
         DataError: if there is no text, or the text cannot be read.
@@ -154,13 +154,13 @@ def _encode_sft_examples(records: Sequence[Record], encoder: Encoder) -> Iterato
 
 
 def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
-    def read(side: list[Table]) -> list[str]:
-        found = (_read_column(iterate_rows(each), column=config.ptx_column) for each in side)
-        return [text for texts in found for text in texts]
+    def read(tables: list[Table]) -> list[str]:
+        columns = (_read_column(iterate_rows(each), column=config.ptx_column) for each in tables)
+        return [text for texts in columns for text in texts]
 
     try:
-        tables = _load_ptx_tables(config)
-        return read(tables.train), read(tables.eval)
+        splits = _load_ptx_tables(config)
+        return read(splits.train), read(splits.eval)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
@@ -172,8 +172,8 @@ def _load_ptx_tables(config: DataConfig) -> Tables:
     if place.exists() and not is_saved_dataset(place):
         return divide_tables_by_name(find_local_tables(place, {".txt": _read_text, **READERS}))
     fix = "use the path of a downloaded copy: there is no such file or folder here."
-    of_hub = DatasetConfig(path=path, subset=config.ptx_subset)
-    splits = find_local_tables(place) if place.exists() else download_dataset(of_hub, fix=fix)
+    hub_dataset = DatasetConfig(path=path, subset=config.ptx_subset)
+    splits = find_local_tables(place) if place.exists() else download_dataset(hub_dataset, fix=fix)
     return Tables([splits.get("train") or next(iter(splits.values()))], [])
 
 

@@ -120,8 +120,8 @@ class CorpusHook(PpoHook):
             return {}
         engine, corpus, micro = trainer.engine, self._corpus, self._corpus.plan.micro
         num_blocks = corpus.plan.per_rank * engine.ranks.size
-        mine = engine.ranks.own_rows(corpus.blocks_of_update(trainer.updates_done, num_blocks))
-        batches = [_collate(engine, mine[i : i + micro]) for i in range(0, len(mine), micro)]
+        blocks = engine.ranks.own_rows(corpus.blocks_of_update(trainer.updates_done, num_blocks))
+        batches = [_collate(engine, blocks[i : i + micro]) for i in range(0, len(blocks), micro)]
         counts = torch.stack([batch.keep_BS[:, 1:].sum() for batch in batches])
         num_tokens = engine.ranks.sum(counts.sum())
         metrics: Metrics = {}

@@ -8,7 +8,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def uses_corpus(config: RunConfig) -> bool:
-    """Return True if PPO learns, or is measured, on a corpus."""
+    """Return True if ppo.ptx_coef or data.ptx_path is set, so that PPO may need a corpus."""
     return config.ppo.ptx_coef > 0 or config.data.ptx_path is not None
 
 

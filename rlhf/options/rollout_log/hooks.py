@@ -36,16 +36,16 @@ class RolloutLogHook(PpoHook):
         assert self._context is not None, "prepare comes first"
         step, context = trainer.steps_done + 1, self._context
         if step % self.config.ppo.log_rollouts_every == 0:
-            lines_here = list(_response_lines(rollout, self.config.rewards, context.tokenizer))
-            lines = [line for of_rank in context.ranks.all_gather(lines_here) for line in of_rank]
+            lines_here = list(_build_lines(rollout, self.config.rewards, context.tokenizer))
+            lines = [line for part in context.ranks.all_gather(lines_here) for line in part]
             context.tracker.append(LOG, "ppo", step, lines)
         return rollout, {}
 
 
-def _response_lines(
+def _build_lines(
     rollout: Rollout, parts: Iterable[str], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line per response: texts, score and its parts, KL in nats, and length in tokens."""
+    """Yield a line per response: texts, score with its parts, KL in nats, and length in tokens."""
     keep_BT, prompts, responses = rollout.responses.keep_BT, rollout.prompts, rollout.responses
     kl_BT = (rollout.logprobs_BT - rollout.reference_logprobs_BT) * keep_BT
     numbers = {
@@ -54,9 +54,9 @@ def _response_lines(
         "tokens": keep_BT.sum(dim=1, dtype=torch.float32),
     }
     if rollout.parts is not None:
-        of_parts = dict(zip(parts, rollout.parts.scores_BK.unbind(dim=1), strict=True))
-        of_parts |= rollout.parts.criteria
-        numbers |= {f"part {name}": each_B for name, each_B in of_parts.items()}
+        scores_by_part = dict(zip(parts, rollout.parts.scores_BK.unbind(dim=1), strict=True))
+        scores_by_part |= rollout.parts.criteria
+        numbers |= {f"part {name}": each_B for name, each_B in scores_by_part.items()}
     texts = (prompts.texts, response_texts(tokenizer, responses), responses.ended_B.tolist())
     columns = (*texts, *(each_B.tolist() for each_B in numbers.values()))
     for values in zip(*columns, strict=True):

@@ -13,13 +13,13 @@ from rlhf.report.run_charts import ChartSection
 
 RESPONSE: Form = {**LINE, "prompt": str, "response": str, "ended": bool, OTHERS: MAYBE_FLOAT}
 TITLES = {"score": "Scores of a step's responses", "tokens": "Lengths of a step's responses"}
-TENTHS = 10  # the band is from the first to the last tenth
+TENTHS = 10  # the band reaches from the end of the first tenth to the start of the last
 
 
 def rollout_sections(run: RunFiles) -> Sequence[ChartSection]:
     """Return a section with the spread of scores and lengths over steps, and the last responses.
 
-    Responses to one prompt stand side by side.
+    Responses to one prompt are shown side by side.
     """
     rows = list(read_json_lines(run.folder / LOG, RESPONSE))
     charts = [_spread_chart(rows, name) for name in TITLES]
@@ -39,7 +39,7 @@ def _spread_chart(rows: Sequence[Mapping[str, Any]], name: str) -> Chart | None:
         if len(values) > 1
     }
     line = Line(
-        "median; the band holds eight tenths",
+        "median, with a band for the middle 80 %",
         [(step, each[TENTHS // 2 - 1]) for step, each in cuts.items()],
         low=[each[0] for each in cuts.values()],
         high=[each[-1] for each in cuts.values()],

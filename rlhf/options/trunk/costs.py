@@ -20,14 +20,14 @@ def with_shared_trunk(config: RunConfig, phase: Phase, model: ModelUse) -> Model
     ppo, shape = config.ppo, model.shape
     unfrozen = min(ppo.num_layers_unfrozen or 0, shape.layers)
     top = unfrozen * shape.weights_per_layer + shape.tail + shape.head
-    of_critic = 0
+    critic_weights = 0
     if ppo.num_value_layers:
-        of_critic = ppo.num_value_layers * shape.weights_per_layer + shape.tail
-    learning = top + of_critic + shape.embedding
+        critic_weights = ppo.num_value_layers * shape.weights_per_layer + shape.tail
+    trained = top + critic_weights + shape.embedding
     return replace(
         model,
-        trained=learning,
-        extra_weights=learning,  # the reference's copies, and the critic's layers and head
+        trained=trained,
+        extra_weights=trained,  # the reference's copies, and the critic's layers and head
         layers=unfrozen + ppo.num_value_layers,
         checkpointed=max(0, model.checkpointed - (shape.layers - unfrozen)),
         scores_at_once=True,

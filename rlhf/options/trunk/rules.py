@@ -11,7 +11,7 @@ from rlhf.config.schema.run import RunConfig
 
 
 def check_trunk(config: RunConfig) -> None:
-    """Check that the number of trained layers is set, and that actor and critic train together."""
+    """Check that a shared trunk has a critic and trained layers, and trains both in each step."""
     ppo = config.ppo
     if ppo.shared_trunk:
         refuse_compile(config, "ppo.shared_trunk=true, which copies layers")

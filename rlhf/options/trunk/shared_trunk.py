@@ -133,10 +133,10 @@ class TrunkModels:
         output = self.actor(sequences.ids_BS, sequences.positions, self._training)
         assert output.policy is not None
         values_BT = sequences.select_predicting_positions(output.values_BS)
-        critic_loss, values = objective.critic_loss(values_BT, batch)
+        critic_loss, critic_metrics = objective.critic_loss(values_BT, batch)
         policy = sequences.scatter_logprobs(output.policy)
-        actor_loss, found = objective.actor_loss(policy, batch)
-        return critic_loss + actor_loss, values | found
+        actor_loss, actor_metrics = objective.actor_loss(policy, batch)
+        return critic_loss + actor_loss, critic_metrics | actor_metrics
 
 
 class TrunkOutput(NamedTuple):
@@ -173,11 +173,11 @@ class SharedTrunk(nn.Module):
         _check_layer_counts(len(blocks), num_layers_unfrozen, num_value_layers)
         self.num_layers_unfrozen, self.num_value_layers = num_layers_unfrozen, num_value_layers
         output, embeddings = pretrained.get_output_embeddings(), pretrained.get_input_embeddings()
-        own_output = [] if output.weight is embeddings.weight else [output]
+        untied_output = [] if output.weight is embeddings.weight else [output]
 
         top = blocks[len(blocks) - num_layers_unfrozen :]
         self.reference = Branch(top, tail)
-        self.reference_output = deepcopy(output) if own_output else None
+        self.reference_output = deepcopy(output) if untied_output else None
         value_blocks = blocks[len(blocks) - num_value_layers :]
         self.value_branch = Branch(value_blocks, tail) if num_value_layers else None
         self.value_head = nn.Linear(output.in_features, 1, bias=False)
@@ -187,7 +187,7 @@ class SharedTrunk(nn.Module):
             if "layerdrop" in vars(module):
                 module.layerdrop = 0.0  # never skip a block: branches need its recorded call
         self.requires_grad_(requires_grad=False)
-        for part in [*top, *tail, *own_output, self.value_branch, self.value_head]:
+        for part in [*top, *tail, *untied_output, self.value_branch, self.value_head]:
             if part is not None:
                 part.requires_grad_(requires_grad=True)
 
@@ -237,9 +237,9 @@ def select_critic_state(trunk: SharedTrunk, state: dict[str, Tensor]) -> dict[st
     prefix = trunk.pretrained.base_model_prefix
     blocks, tail = _find_block_and_tail_paths(trunk.pretrained)
     renamed = {f"pretrained.{prefix}.": f"{prefix}.", "value_head.": "score."}
-    first = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
+    first_block = len(trunk.pretrained.base_model.get_submodule(blocks)) - trunk.num_value_layers
     for index in range(trunk.num_value_layers):
-        renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{blocks}.{first + index}."
+        renamed[f"value_branch.blocks.{index}."] = f"{prefix}.{blocks}.{first_block + index}."
     for index, name in enumerate(tail):
         renamed[f"value_branch.tail.{index}."] = f"{prefix}.{name}."
     # In this order the critic's own blocks overwrite the actor's blocks of the same name.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # timed. Products read weights at three quarters of the bandwidth, and an all-reduce of one token's
 # activations within a node takes tens of microseconds.
 SERVER = {"bandwidth": 0.75, "message_seconds": 30e-6}
-SHARE_OF_VLLM = 0.9  # of a GPU's memory (--gpu-memory-utilization)
+SHARE_OF_VLLM = 0.9  # share of a GPU's memory that vLLM uses (--gpu-memory-utilization)
 
 
 def plan_server_rollout(
@@ -53,18 +53,18 @@ def _server_seconds(
     at, config, actor = scene.at, scene.config, scene.models[0]
     size = at.bytes_per_weight(actor)
     tokens = config.rollout.max_prompt_tokens + config.token_limit_after_prompt[1]
-    row = memory_model.kv_cache_bytes(actor.shape, rows=1, tokens=tokens, size=size)
+    row_bytes = memory_model.kv_cache_bytes(actor.shape, rows=1, tokens=tokens, size=size)
     room = gpus * at.machine.memory * SHARE_OF_VLLM - actor.weights * size
-    if (rows := min(responses, int(room / row))) < 1:
+    if (rows := min(responses, int(room / row_bytes))) < 1:
         raise ConfigError(
             f"rollout.server.gpus={gpus}: the policy's weights take "
-            f"{actor.weights * size / GIB:.0f} GiB, and a response {row / GIB:.1f}, which these "
-            "GPUs cannot hold; use more GPUs for the server, or null to leave its time out"
+            f"{actor.weights * size / GIB:.0f} GiB, and a response {row_bytes / GIB:.1f}, which "
+            "these GPUs cannot hold; use more GPUs for the server, or null to omit its time"
         )
     server = replace(at.with_whole_weights(), efficiency=replace(at.efficiency, **SERVER))
     # Each GPU has its share of the rows' products, and of the heads of all rows.
-    how = build_sampling(scene, responses=math.ceil(responses / gpus), rows=math.ceil(rows / gpus))
-    shared = replace(how, tensor_parallel=gpus, shared=config.ppo.responses_per_prompt)
+    part = build_sampling(scene, responses=math.ceil(responses / gpus), rows=math.ceil(rows / gpus))
+    shared = replace(part, tensor_parallel=gpus, shared=config.ppo.responses_per_prompt)
     return sampling_seconds(server, actor, shared)
 
 
@@ -77,5 +77,5 @@ def describe_server_costs(config: RunConfig) -> str:
         )
     return (
         f"generation is planned on {gpus} more GPUs of the ranks' kind, for the vLLM server; the "
-        "price includes them, the time of sending weights is not counted"
+        "price includes them, but the time to send weights is not counted"
     )

@@ -12,13 +12,13 @@ class ServerConfig:
     """Settings of the server that backend=vllm_server uses (docs/rollouts.md)."""
 
     url: str
-    """Address of a vLLM server of this run's own."""
+    """Address of a vLLM server that no other run uses."""
     timeout_seconds: float = key(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
     weights_dir: str | None = key(names=Names.place)
     """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
     gpus: int | None = key(ABOVE_0)
-    """GPUs of the server, of the ranks' kind: plans count its time; null: plans leave it out."""
+    """Number of the server's GPUs, of the ranks' kind, for plans; null: plans omit its time."""
 
 
 @dataclass(kw_only=True)

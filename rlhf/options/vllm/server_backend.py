@@ -42,7 +42,7 @@ from rlhf.run.model_folder import copy_folder_permissions, hold_tensors
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-SHARE_FOR_WEIGHTS = 0.7  # of a GPU's memory; vLLM uses 0.92 for weights and KV cache
+SHARE_FOR_WEIGHTS = 0.7  # share of a GPU's memory; vLLM uses 0.92 for weights and KV cache
 CHUNK_BYTES = 2**29  # size of the tensors that are copied and announced to the server together
 POLL_SECONDS = 1e-4
 cuda: Any = torch.cuda  # some of its functions have no types
@@ -132,10 +132,10 @@ class VllmServerRollout:
         return self.ranks.all_gather(version)[0]
 
     def _require_weight_version(self) -> None:
-        found = self.weights.client.fetch_weight_version()
-        if found != self.weights.version:
+        used = self.weights.client.fetch_weight_version()
+        if used != self.weights.version:
             raise self.weights.client.build_error(
-                f"it samples with the weights {found}, and this step needs {self.weights.version}: "
+                f"it samples with the weights {used}, and this step needs {self.weights.version}: "
                 "another run gives it weights, or it was started again; give every run a server of "
                 "its own"
             )
@@ -169,7 +169,7 @@ class ServerWeights:
         self._folder = folder
         self._device = device
         self._send: Callable[[Export, str], None] | None = None
-        self.version = ""  # of the weights that all backends of this process sent last
+        self.version = ""  # version of the weights that this process sent last
 
     def replace(self, export: Export) -> str:
         """Give the server the weights of ``export``; return their version, a unique name.
@@ -179,14 +179,14 @@ class ServerWeights:
         """
         version = f"rlhf-weights-{uuid4().hex}"
         self.client.request("POST", "/pause?mode=wait")
-        self._send = self._send or self._choose_way()
+        self._send = self._send or self._choose_sender()
         self._send(export, version)
         if not self.client.request("POST", "/reset_prefix_cache").get("success", True):
             raise self.client.build_error("it did not empty its prefix cache")
         self.client.request("POST", "/resume")
         return version
 
-    def _choose_way(self) -> Callable[[Export, str], None]:
+    def _choose_sender(self) -> Callable[[Export, str], None]:
         """Return the function that sends weights, by NCCL if possible; print which one."""
         try:
             group = NcclGroup(self.client, self._device)
@@ -293,7 +293,7 @@ class NcclGroup:
 
 
 def call_in_background(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call ``function`` in a thread that does not keep this process from ending, if it hangs."""
+    """Call ``function`` in a thread; if it hangs, it does not keep this process from ending."""
     future: Future[Any] = Future()
 
     def call() -> None:

@@ -48,7 +48,7 @@ class VllmClient:
     def check(self, *, ties_embeddings: bool = False) -> None:
         """Check that the server runs in vLLM's dev mode, with log-probs after the temperature.
 
-        ``ties_embeddings`` is True if the model's output layer shares its embedding's weights.
+        ``ties_embeddings`` is True for a tied output layer, which a CPU server cannot update.
         """
         self.fetch_weight_version()
         config = self.fetch_config()
@@ -106,7 +106,7 @@ class VllmClient:
             ) from error
         except urllib3.exceptions.HTTPError as error:
             raise self.build_error(
-                f"nothing answers ({error}); start it with {self._start}"
+                f"nothing answers ({error}); start a server with {self._start}"
             ) from error
         if answer.status == HTTPStatus.NOT_FOUND:
             raise self.build_error(

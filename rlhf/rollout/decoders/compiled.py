@@ -161,7 +161,7 @@ class _Blocks:
         state = program.add_buffer(sizes["output"])
         assert state == self.STATE
         self._normed = program.add_buffer(sizes["output"])
-        self._normed_too = program.add_buffer(sizes["output"])
+        self._normed_for_mlp = program.add_buffer(sizes["output"])
         self._joined = program.add_buffer(heads * parts.head_dim)
         self._mixed = program.add_buffer(parts.num_heads * parts.head_dim)
         self._inner = program.add_buffer(sizes["up"])
@@ -178,9 +178,9 @@ class _Blocks:
             return
         self._add_norm(block.attention_norm, x=state, y=normed)
         if order is BlockOrder.parallel:  # attention and the MLP read the same residual stream
-            self._add_norm(block.mlp_norm, x=state, y=self._normed_too)
+            self._add_norm(block.mlp_norm, x=state, y=self._normed_for_mlp)
             self._add_attention(block, kv_cache_2RKLD, x=normed)
-            self._add_mlp(block, x=self._normed_too)
+            self._add_mlp(block, x=self._normed_for_mlp)
             return
         self._add_attention(block, kv_cache_2RKLD, x=normed)
         self._add_norm(block.mlp_norm, x=state, y=normed)

@@ -251,13 +251,13 @@ class FusedDecoder(KvCache):
         for layer, kv_cache in zip(self._layers, self._kv_cache, strict=True):
             normed = x if order is BlockOrder.norm_last else layer.attention_norm(x)
             heads = self._compute_heads(layer, normed, rotary)
-            mixed = layer.output.project_and_add(attend(kv_cache, heads).flatten(1), x)
+            attended = layer.output.project_and_add(attend(kv_cache, heads).flatten(1), x)
             if order is BlockOrder.norm_last:
-                x = layer.attention_norm(mixed)
+                x = layer.attention_norm(attended)
                 x = layer.mlp_norm(layer.down.project_and_add(layer.widen(x), x))
             else:
-                inner = x if order is BlockOrder.parallel else mixed
-                x = layer.down.project_and_add(layer.widen(layer.mlp_norm(inner)), mixed)
+                inner = x if order is BlockOrder.parallel else attended
+                x = layer.down.project_and_add(layer.widen(layer.mlp_norm(inner)), attended)
         return x
 
     def _compute_heads(self, layer: Layer, x_TH: Tensor, rotary: RotaryEmbedding | None) -> Heads:

@@ -58,9 +58,9 @@ class RotaryEmbedding(NamedTuple):
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate ``x`` (..., heads, D): x * cos + (x with its halves swapped) * sin."""
         size = self.cos.shape[-1]
-        turned = x[..., :size]
-        turned = torch.addcmul(turned * self.cos, turned.roll(size // 2, dims=-1), self.sin)
-        return turned if size == x.shape[-1] else torch.cat([turned, x[..., size:]], dim=-1)
+        rotated = x[..., :size]
+        rotated = torch.addcmul(rotated * self.cos, rotated.roll(size // 2, dims=-1), self.sin)
+        return rotated if size == x.shape[-1] else torch.cat([rotated, x[..., size:]], dim=-1)
 
 
 class LayerBuilder:

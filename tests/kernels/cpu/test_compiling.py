@@ -13,7 +13,7 @@ from rlhf.base import cpu
 from rlhf.base.cpu import MAX_ISA, Isa, read_cpu
 from rlhf.kernels.cpu import compiling
 from rlhf.kernels.cpu.compiling import (
-    KERNELS,
+    LOWEST_ISA,
     compile_kernel,
     describe_kernels,
     load_kernel,
@@ -119,7 +119,7 @@ def test_cpus_that_share_a_home_keep_their_own(
 @pytest.mark.parametrize("level", Isa)
 def test_kernels_above_the_cap_are_not_loaded(level: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MAX_ISA, level.name)
-    for name, needed in KERNELS.items():
+    for name, needed in LOWEST_ISA.items():
         if needed > level:
             assert compile_kernel(name) is None
             assert load_kernel(name, level).reason == f"RLHF_MAX_CPU_ISA={level.name}"
@@ -151,7 +151,7 @@ def test_without_amx_by_linux_the_next_level_decodes(monkeypatch: pytest.MonkeyP
     assert found.reason == "Linux does not let this process use AMX"
     assert isinstance(found.library, ctypes.CDLL)
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.amx)
-    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    monkeypatch.setattr(compiling, "LOWEST_ISA", {"decode": Isa.avx2})
     assert (
         describe_kernels(half=True)
         == f"kernels: decode in C (amx); no amx for decode: {found.reason}"
@@ -172,7 +172,7 @@ def test_what_an_old_compiler_does_not_know_is_done_at_the_next_level(
     failed = f"{tmp_path}/bin/gcc failed with exit code 1 (error: what is bf16?)"
     assert found.reason == failed
     monkeypatch.setattr(compiling, "usable_isa", lambda: Isa.avx512_bf16)
-    monkeypatch.setattr(compiling, "KERNELS", {"decode": Isa.avx2})
+    monkeypatch.setattr(compiling, "LOWEST_ISA", {"decode": Isa.avx2})
     assert describe_kernels(half=True) == (
         f"kernels: decode in C (avx512_bf16); no avx512_bf16 for decode: {failed}"
     )

@@ -4,11 +4,11 @@ test_decode.py has the steps of a forward pass, test_logprobs.py draws and log-p
 """
 
 from rlhf.base.cpu import Isa
-from rlhf.kernels.cpu.compiling import KERNELS, load_kernel
+from rlhf.kernels.cpu.compiling import LOWEST_ISA, load_kernel
 
 
 def test_the_kernels_of_a_level_run(isa: Isa) -> None:
-    for name, needed in KERNELS.items():
+    for name, needed in LOWEST_ISA.items():
         assert (load_kernel(name, isa).library is not None) is (isa >= needed), load_kernel(
             name, isa
         ).reason

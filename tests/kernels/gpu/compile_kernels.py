@@ -17,7 +17,7 @@ from triton.compiler import ASTSource, CompiledKernel
 from rlhf.kernels.gpu import adamw_triton, attention_triton, logprobs_triton
 from rlhf.kernels.gpu import attention_gpu as attention
 from rlhf.kernels.gpu import logprobs_gpu as logprobs
-from rlhf.kernels.gpu.adamw_gpu import BLOCK, EXACT, WIDE
+from rlhf.kernels.gpu.adamw_gpu import BLOCK, EXACT, WIDEST_LOAD
 
 AMPERE = 80  # older GPUs have too few registers for some kernels, which are slower there
 MAX_SHARED = 99 * 1024  # bytes of shared memory per program that every GPU since Ampere has
@@ -56,8 +56,8 @@ def has_wide_reads(ptx: str) -> bool:
 
 def check_adamw(name: str, last: str, **flags: bool) -> None:
     """Compile a kernel of AdamW; check that its results are exact."""
-    constants = {"ALIGN": WIDE, "BLOCK": BLOCK, **flags}
-    kinds = {"addresses": "*i64", "parts": "*i64", last: "*fp32"}
+    constants = {"ALIGN": WIDEST_LOAD, "BLOCK": BLOCK, **flags}
+    kinds = {"addresses": "*i64", "chunks": "*i64", last: "*fp32"}
     kinds |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=getattr(adamw_triton, name), signature=kinds, constexprs=constants)
     ptx = str(compile_for(source, f"{name} {constants}", 90, EXACT).asm["ptx"])

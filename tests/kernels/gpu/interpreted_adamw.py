@@ -99,7 +99,7 @@ def test_positions_need_64_bits() -> None:
     table = table_of([size])
     table.step([expected], [gradient], [SCALARS])
 
-    table._parts = torch.tensor([[0, skipped, skipped + size]])
+    table._chunks = torch.tensor([[0, skipped, skipped + size]])
     found = table._collect_addresses
 
     def shifted(*columns: list[Tensor]) -> tuple[Tensor, int]:

@@ -12,7 +12,7 @@ from triton.runtime import interpreter
 
 from rlhf.kernels import kernels_for
 from rlhf.kernels.gpu import attention_gpu, attention_triton
-from rlhf.kernels.gpu.attention_gpu import LEAST, GpuAttention
+from rlhf.kernels.gpu.attention_gpu import LEAST_SIZE, GpuAttention
 from tests.rollout.decoder_checks import check_rows_are_extended, tiny_model
 from tests.rollout.test_fused_decoder import family
 
@@ -47,7 +47,7 @@ def _products_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.float32, 4, 2, 64, CHUNK),
         (torch.bfloat16, 8, 1, 80, attention_gpu.CHUNK),
         (torch.float16, 34, 2, 32, CHUNK),
-        (torch.float32, 1, 1, 24, LEAST),
+        (torch.float32, 1, 1, 24, LEAST_SIZE),
     ],
 )
 def test_it_is_attention_over_each_row(
@@ -89,7 +89,7 @@ def test_programs_and_neighbours_change_no_bit_of_a_row() -> None:
     expected = None
     for programs in (1, 1000):
         attend = GpuAttention(
-            attention_triton, programs=programs, chunk=LEAST, block_bytes=SMALL_BLOCK
+            attention_triton, programs=programs, chunk=LEAST_SIZE, block_bytes=SMALL_BLOCK
         )
         together = attend(query, *newest, memory, positions)
         assert expected is None or torch.equal(together, expected)
@@ -126,7 +126,7 @@ def test_decoders_compute_what_their_models_do(monkeypatch: pytest.MonkeyPatch) 
             calls.append(tensors)
             return super().__call__(*tensors)
 
-    kernel = Counted(attention_triton, programs=64, chunk=LEAST, block_bytes=SMALL_BLOCK)
+    kernel = Counted(attention_triton, programs=64, chunk=LEAST_SIZE, block_bytes=SMALL_BLOCK)
     monkeypatch.setattr(kernels_for("cpu"), "attention_kernel", lambda *_, **__: kernel)
     check_rows_are_extended(tiny_model("qwen3"), family)
     assert calls

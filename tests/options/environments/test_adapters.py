@@ -12,7 +12,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.options.environments import adapters as third_party
 from rlhf.options.environments.interface import Step
-from rlhf.options.environments.process_pool import environment_factory
+from rlhf.options.environments.process_pool import build_environment_factory
 from tests.options.environments.test_factories import config_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # they are of the packages
@@ -22,7 +22,7 @@ TOY_TEXT = "Blackjack-v1 FrozenLake-v1 FrozenLake8x8-v1 CliffWalking-v1 Taxi-v4"
 def made(kind: str, id: str, **options: Any) -> Any:
     module = {"gem": "gem"}.get(kind, kind)
     pytest.importorskip(module, reason=f"the package of environment.kind={kind} is not installed")
-    return environment_factory(config_of(kind, id=id, options=options))()
+    return build_environment_factory(config_of(kind, id=id, options=options))()
 
 
 def transcript(env: Any, seed: int, turns: list[str] | Random) -> list[Any]:
@@ -116,4 +116,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installs = dict.fromkeys(("gymnasium", "textarena", "reasoning_gym"), ours)
     for kind, install in (installs | {"gem": "pip install gem-llm in an environment"}).items():
         with pytest.raises(ConfigError, match=rf"\.kind={kind}: .*not installed; {install}"):
-            environment_factory(config_of(kind, id="some"))()
+            build_environment_factory(config_of(kind, id="some"))()

@@ -11,7 +11,7 @@ import pytest
 from rlhf.base.errors import ConfigError
 from rlhf.options.environments.embedded import Calculator
 from rlhf.options.environments.keys import EnvironmentConfig, EnvironmentKind, FailureRewards
-from rlhf.options.environments.process_pool import LocalPool, build_pool, environment_factory
+from rlhf.options.environments.process_pool import LocalPool, build_environment_factory, build_pool
 
 MODULE = """
 import random
@@ -74,26 +74,26 @@ def of_user(name: str, kind: str = "custom", **keys: Any) -> EnvironmentConfig:
 
 
 def test_options_reach_the_environment() -> None:
-    environment = environment_factory(config_of("calculator", options={"terms": 3}))()
+    environment = build_environment_factory(config_of("calculator", options={"terms": 3}))()
     assert isinstance(environment, Calculator)
     assert environment.reset(seed=1, row={}).count("=") == 1
-    custom = environment_factory(of_user("Steps", options={"size": 4}))()
+    custom = build_environment_factory(of_user("Steps", options={"size": 4}))()
     assert custom.reset(seed=1, row={}).startswith("size 4")
     assert custom.optimum == 2.0
 
 
 def test_a_class_of_tools_is_recognised() -> None:
     for kind in ("custom", "tools"):
-        environment = environment_factory(of_user("Tools", kind))()
+        environment = build_environment_factory(of_user("Tools", kind))()
         assert environment.reset(seed=1, row={"prompt": ""}).endswith("\n\nlook")
 
 
 def test_episodes_do_not_share_global_random_numbers() -> None:
     def turns(*others: int) -> list[Any]:
-        one = environment_factory(of_user("Steps"))()
+        one = build_environment_factory(of_user("Steps"))()
         found: list[Any] = [one.reset(seed=5, row={})]
         for seed in others:
-            environment_factory(of_user("Steps"))().reset(seed=seed, row={})
+            build_environment_factory(of_user("Steps"))().reset(seed=seed, row={})
             found.append(one.step("x"))
         return found
 
@@ -122,7 +122,7 @@ def test_episodes_do_not_share_global_random_numbers() -> None:
 )
 def test_what_cannot_be_made_is_refused(config: EnvironmentConfig, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        environment_factory(config)()
+        build_environment_factory(config)()
 
 
 def test_only_embedded_environments_run_in_the_rank() -> None:
