@@ -90,7 +90,7 @@ def start_jobs(command: Command) -> None:
     """Start the jobs or trials of a command; after a sweep, write a comparison of its jobs."""
     try:
         if command.search is None:
-            import rlhf.jobs.sweeper  # noqa: F401 - registers itself at Hydra; loads its plugins
+            import rlhf.jobs.sweeper  # noqa: F401 - registers itself with Hydra; loads its plugins
 
             main()
         else:

@@ -81,7 +81,7 @@ class CompletedConfig(NamedTuple):
     stopped: StoppedRun | None = None
     """The run to resume; None: a new run."""
     plan: Plan | None = None
-    """None: the run is not planned, or a plan is not possible."""
+    """The plan; None: the run is not planned, or a plan is not possible."""
     notes: tuple[str, ...] = ()
     """Lines for the run's log, on the plan and on options without an effect."""
     data_lines: tuple[str, ...] = ()
@@ -127,13 +127,13 @@ def build_new_config(job: Job) -> RunConfig:
         config = replace(config, data=replace(config.data, size=0))
     refuse_secret_values(config, os.environ)
     refuse_unread_keys(config, job.overrides)
-    asked, (key, model) = config.data.template, tokenizer_base(config)
+    asked_template, (key, model) = config.data.template, tokenizer_base(config)
     downloads = not (job.is_plan or config.launcher.dry_run)
-    template = choose_template(asked, key, model, downloads=downloads)
+    template = choose_template(asked_template, key, model, downloads=downloads)
     if config.from_run is not None and job.folder is None:
         for line in describe_differences_from_source(config):
             Console().say(line)
-    if asked is Template.auto and not config.launcher.dry_run:
+    if asked_template is Template.auto and not config.launcher.dry_run:
         for line in describe_template(template, key, model):
             Console().say(line)
     data = replace(config.data, template=template)
@@ -213,7 +213,7 @@ def choose_template(asked: Template, key: str, model: ModelConfig, *, downloads:
 
 
 def describe_reward_model(config: RunConfig) -> list[str]:
-    """Return warnings if a pretrained reward model may score texts of another form than trained."""
+    """Return warnings if a pretrained reward model may score texts in a form that is new to it."""
     model = given_reward_model(config)
     if model is None or Phase.reward in config.phase.order:
         return []
@@ -242,13 +242,13 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     place = tokenizer_place(model, key=key)[1]
     if place is None:
         return []
-    said = {
-        Template.chat: "has a chat template, so the model is trained and asked in it "
+    statements = {
+        Template.chat: "has a chat template, in which all texts are written "
         "(data.template=plain: with Human: and Assistant:)",
         Template.plain: "has no chat template, so conversations have Human: and Assistant:",
-        Template.auto: "is not on this machine; the run decides when it has it",
+        Template.auto: "cannot be read here; the run needs it to choose chat or plain",
     }
-    return [f"data.template={chosen}: the tokenizer of {place} {said[chosen]}"]
+    return [f"data.template={chosen}: the tokenizer of {place} {statements[chosen]}"]
 
 
 def _read_chat_template(key: str, model: ModelConfig, *, downloads: bool) -> str | None:
@@ -326,8 +326,8 @@ def copy_keys_of_source_run(
                 f"{override.input_line} with from_run={source}: the run determines "
                 f"{', '.join(groups)}; remove this override, or start a new run without from_run"
             )
-    asked = [Phase(name) for name in cfg.phase.order]
-    reused = _phases_to_reuse(cfg, asked, source, finished)
+    phases = [Phase(name) for name in cfg.phase.order]
+    reused = _phases_to_reuse(cfg, phases, source, finished)
     composed = OmegaConf.structured(frozen)
     typed = {word.partition("=")[0] for word in read_command(source)}
     with open_dict(cfg):
@@ -340,36 +340,36 @@ def copy_keys_of_source_run(
             cfg.seed = frozen.seed
         cfg.data.seed = frozen.data_seed if frozen.data_seed != cfg.seed else None
         cfg.from_run = str(source)
-        order = [*reused, *(phase for phase in asked if phase not in reused)]
+        order = [*reused, *(phase for phase in phases if phase not in reused)]
         cfg.phase.order = [phase.value for phase in order]
 
 
 def _phases_to_reuse(
-    cfg: DictConfig, asked: Sequence[Phase], source: Path, finished: Container[Phase]
+    cfg: DictConfig, phases: Sequence[Phase], source: Path, finished: Container[Phase]
 ) -> list[Phase]:
-    """Return the ``finished`` phases that the last of the ``asked`` phases starts from."""
-    usable = [Phase.sft] if asked[-1] is Phase.dpo else [Phase.sft, Phase.reward]
+    """Return the ``finished`` phases that the last of the requested ``phases`` starts from."""
+    usable = [Phase.sft] if phases[-1] is Phase.dpo else [Phase.sft, Phase.reward]
     parts = OmegaConf.select(cfg, "rewards", default={}).values()
-    if Phase.reward not in asked and parts and all(p.kind != RewardKind.model for p in parts):
+    if Phase.reward not in phases and parts and all(p.kind != RewardKind.model for p in parts):
         usable = [Phase.sft]  # the command's rewards replace the reward model
-    before = usable[: usable.index(asked[-1])] if asked[-1] in usable else usable
+    before = usable[: usable.index(phases[-1])] if phases[-1] in usable else usable
     if not before:
         raise ConfigError(
-            f"from_run={source}: {asked[-1]} starts from no earlier phase; remove from_run"
+            f"from_run={source}: {phases[-1]} starts from no earlier phase; remove from_run"
         )
     reused = [phase for phase in before if phase in finished]
     if not reused:
         raise ConfigError(
-            f"from_run={source}: the run has finished none of the phases that {asked[-1]} starts "
+            f"from_run={source}: the run has finished none of the phases that {phases[-1]} starts "
             f"from ({', '.join(before)}); finish it with resume={source}, or name another run"
         )
     return reused
 
 
 def describe_differences_from_source(config: RunConfig) -> list[str]:
-    """Return a line with the last phase's keys that differ from the run ``config.from_run``.
+    """Return one line with the last phase's keys that differ from the run ``config.from_run``.
 
-    If no key differs, return an empty list.
+    If no key differs, or that run has no such phase, return no line.
     """
     source, last = config.from_run, config.phase.order[-1]
     finished = load_frozen_config(Path(str(source)))

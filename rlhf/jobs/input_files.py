@@ -20,11 +20,11 @@ from rlhf.options import DataConfig
 from rlhf.rewards.sealed import find_judge_files
 from rlhf.run.results import Inputs, write_json
 
-MORE = {".arrow", ".txt"}
+MORE_SUFFIXES = {".arrow", ".txt"}  # of input files that have no reader in rlhf/data/files.py
 # Keys of options that name a file or code (MODULE:NAME).
-OF_OPTIONS = ["environment.target", "data.ptx_path"]
+OPTION_KEYS = ["environment.target", "data.ptx_path"]
 # Keys of a part of ``rewards`` that name a file or code.
-OF_REWARDS = ["json_schema", "function", "rubric"]
+REWARD_KEYS = ["json_schema", "function", "rubric"]
 
 
 def data_keys_and_paths(data: DataConfig) -> Iterator[tuple[str, str]]:
@@ -42,17 +42,17 @@ def write_input_hashes(config: RunConfig, run_dir: Path) -> None:
 
 
 def check_input_hashes(config: RunConfig, run_dir: Path) -> None:
-    """Compare the input files with the hashes stored when the run began; warn of changed code.
+    """Compare the input files with the hashes stored when the run began; print what code changed.
 
     Raises:
-        DataError: if a file of data has changed or is missing, or a relative path now names
-            another file.
+        DataError: if a file other than code has changed or is missing, or a relative path now
+            names another file.
     """
-    began = INPUTS.read(run_dir)
-    if began is None:  # the run was given no file, or an older version began it
+    stored = INPUTS.read(run_dir)
+    if stored is None:  # the run was given no file, or an older version began it
         return
     for key, files in _hash_inputs(config).items():
-        before = began.get(key, {})
+        before = stored.get(key, {})
         changed = sorted(
             path for path in before.keys() | files.keys() if before.get(path) != files.get(path)
         )
@@ -76,11 +76,11 @@ def _is_code_key(key: str) -> bool:
 def _hash_inputs(config: RunConfig) -> Inputs:
     named = [
         *data_keys_and_paths(config.data),
-        *((key, attrgetter(key)(config)) for key in OF_OPTIONS),
+        *((key, attrgetter(key)(config)) for key in OPTION_KEYS),
         ("reward.groups_path", config.reward.groups_path),
         *(
             (f"rewards.{name}.{file}", getattr(each, file))
-            for file in OF_REWARDS
+            for file in REWARD_KEYS
             for name, each in config.rewards.items()
         ),
         *(
@@ -106,10 +106,10 @@ def _unreadable_error(key: str, value: str, reason: str) -> DataError:
 
 
 def _input_files(place: Path) -> Iterator[Path]:
-    """Yield ``place`` if it is a file; else data files in the folder and in its sub-folders."""
+    """Yield ``place`` if it is a file; if it is a folder, the data files in it and below it."""
     if place.is_file():
         yield place
     elif place.is_dir():
         for path in list_files(find_snapshot(place)):
-            if find_reader(path) or path.suffix.lower() in MORE or has_configs(path):
+            if find_reader(path) or path.suffix.lower() in MORE_SUFFIXES or has_configs(path):
                 yield path

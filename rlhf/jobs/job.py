@@ -53,7 +53,7 @@ def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
     if stopped is None:
         return _begin_new_run(completed, job)
     if changes := batch_division_changes(stopped.frozen, config):
-        text = "the same batches, but sums round differently: no longer equal bit for bit"
+        text = "batches stay the same, but sums round differently: no longer equal bit for bit"
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
     check_input_hashes(config, stopped.run_dir)
     with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change

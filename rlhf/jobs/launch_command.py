@@ -62,7 +62,7 @@ LOCAL_RANK = ("--local_rank=", "--local-rank=")
 # Spins of an idle libgomp thread before it sleeps, unless the user has set the variable: less than
 # a millisecond; libgomp's default is several. rlhf/engine/idle_threads.py explains why.
 SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "30000"
-MOST_WHOLE = 3  # most entries to print whole; if there are more, only first lines are printed
+MOST_WHOLE = 3  # largest number of help entries to print whole; of more, only first lines
 AT_RESUME = {
     AtResume.fixed: "a resumed run keeps it",
     AtResume.rounding: "a resumed run may change it, which changes rounding only",
@@ -210,12 +210,12 @@ def print_help(words: Sequence[str], conf: Path) -> None:
         return
     if not flags.overrides:
         sys.stdout.write(conf.joinpath("help.txt").read_text(encoding="utf-8"))
-        if brought := sorted(name for name, _ in _find_options(*conf_folders())):
-            text = textwrap.fill(f"Of installed methods: {', '.join(brought)}", 100)
+        if of_methods := sorted(name for name, _ in _find_options(*conf_folders())):
+            text = textwrap.fill(f"Of installed methods: {', '.join(of_methods)}", 100)
             sys.stdout.write(f"{text}\n")
         sys.exit(0)
-    asked = [word for word in flags.overrides if not word.partition("=")[2]]
-    given = [word for word in flags.overrides if word not in asked]
+    named_words = [word for word in flags.overrides if not word.partition("=")[2]]
+    given = [word for word in flags.overrides if word not in named_words]
     with composing(conf):
         cfg = compose("config", [word for word in given if not word.startswith("sweep=")])
         for key in OmegaConf.missing_keys(cfg):
@@ -223,13 +223,13 @@ def print_help(words: Sequence[str], conf: Path) -> None:
         config = to_run_config(cfg)
     entries = dict([*_describe_keys(RunConfig, config, config), *_describe_group_options(conf)])
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
-    for word in asked or [_name_of_override(word, entries) for word in given]:
+    for word in named_words or [_name_of_override(word, entries) for word in given]:
         if word in OTHER_NAMES:
             sys.stdout.write(f"{word} of another program is here:\n")
-        for name in (found := matching_names(OTHER_NAMES.get(word, word), entries)):
+        for name in (names := matching_names(OTHER_NAMES.get(word, word), entries)):
             first, _, rest = entries[name].partition("\n")
             text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")
-            sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(found) <= MOST_WHOLE else ""))
+            sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(names) <= MOST_WHOLE else ""))
     sys.exit(0)
 
 
@@ -248,11 +248,11 @@ def matching_names(word: str, names: Iterable[str]) -> list[str]:
     """
     known = list(names)
     begin = [name for name in known if name.startswith(word)]
-    found = [word] if word in known else begin or [name for name in known if word in name]
-    if not found:
+    matches = [word] if word in known else begin or [name for name in known if word in name]
+    if not matches:
         hint = did_you_mean(word, known)
         raise ConfigError(f"--help {word}: no key, option or metric has this name{hint}")
-    return found
+    return matches
 
 
 def _describe_keys(
@@ -261,18 +261,18 @@ def _describe_keys(
     """Yield each dotted key in ``schema`` with its value, bound, effects and meaning."""
     types = get_type_hints(schema)
     for field in fields(schema):
-        name, kind = prefix + field.name, types[field.name]
+        name, field_type = prefix + field.name, types[field.name]
         value = getattr(values, field.name, None)
-        if is_dataclass(kind):
-            yield from _describe_keys(kind, value, config, f"{name}.")
+        if is_dataclass(field_type):
+            yield from _describe_keys(field_type, value, config, f"{name}.")
             continue
         affects, at_resume, *_ = effect_of(name)
         phases = ", ".join(sorted(affects(config))) or "no phase"
         bound = f", {field.metadata['bound'].rule}" if "bound" in field.metadata else ""
         shown = "" if values is None else f" = {format_value(value)}"
-        facts = f"({describe_type(kind)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
+        facts = f"({describe_type(field_type)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
         yield name, f"{shown}  {facts}\n{field_docstrings(schema).get(field.name, '')}"
-        if get_origin(kind) is dict and is_dataclass(entry := get_args(kind)[1]):
+        if get_origin(field_type) is dict and is_dataclass(entry := get_args(field_type)[1]):
             yield from _describe_keys(entry, None, config, f"{name}.NAME.")
 
 
@@ -292,8 +292,8 @@ def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
     for name, path in [*_find_options(conf, *conf_folders()), *named]:
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[2:] for line in takewhile(lambda line: line.startswith("#"), lines)]
-        told = [line for line in comments if not line.startswith(("@", "python "))]
-        yield name, f"  {' '.join(told[:1])}\n{' '.join(told[1:])}"
+        description = [line for line in comments if not line.startswith(("@", "python "))]
+        yield name, f"  {' '.join(description[:1])}\n{' '.join(description[1:])}"
 
 
 def _describe_metric(info: MetricInfo) -> str:
@@ -306,7 +306,7 @@ def _describe_metric(info: MetricInfo) -> str:
 @cache
 def field_docstrings(schema: type) -> dict[str, str]:
     """Return the docstring below every field of a dataclass, including its base classes' fields."""
-    found: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for each in reversed(schema.__mro__[:-1]):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(tree, ast.ClassDef)
@@ -316,5 +316,5 @@ def field_docstrings(schema: type) -> dict[str, str]:
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(words))),
                 ):
-                    found[name] = " ".join(words.split())
-    return found
+                    docstrings[name] = " ".join(words.split())
+    return docstrings

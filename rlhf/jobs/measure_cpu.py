@@ -15,11 +15,11 @@ from rlhf.engine.devices import set_torch_threads
 
 SIZE = 2048  # rows and columns of the multiplied matrices
 BUFFER = 2**26  # fp32 elements of the buffer that is read; more than caches hold
-CALLS = 2000
-TRIES = 5
+CALLS = 2000  # torch operations per try
+TRIES = 5  # of each measurement; the fastest counts
 # A thread that is alone on its core takes a CPU second per wall-clock second. If the main thread
-# takes less than IDLE, other programs use its core, or the cores of threads that it waits for.
-IDLE = 0.9
+# takes less than LEAST_SHARE, other programs use its core, or those of threads that it waits for.
+LEAST_SHARE = 0.9
 
 
 def measure_cpu() -> CpuRates:
@@ -35,7 +35,7 @@ def measure_cpu() -> CpuRates:
     )
     set_torch_threads(threads)
     cpu_share = (time.thread_time() - cpu) / (time.perf_counter() - wall)
-    rates = replace(rates, was_busy=cpu_share < IDLE)
+    rates = replace(rates, was_busy=cpu_share < LEAST_SHARE)
     store_rates(rates)
     return rates
 

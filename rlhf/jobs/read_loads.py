@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 SAMPLED = 1000  # examples per phase that are encoded for an estimate
 SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to generate
-PLENTY = 2  # optimizer steps; if a sample suggests fewer, all examples are counted
+PLENTY_STEPS = 2  # if a sample suggests fewer optimizer steps, all examples are counted
 CHARACTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
-LARGEST = 2**26  # bytes; data files that are larger in total are not read
+LARGEST_READ = 2**26  # bytes; data files that are larger in total are not read
 ASSUMED = "The plan takes every example to be as long as allowed."
 
 
@@ -96,20 +96,20 @@ def _reason_not_to_read(data: DataConfig, *, is_plan: bool) -> str | None:
         absent = [path for path, place in paths.items() if not place.exists()]
         if absent:
             return f"{', '.join(absent)} is not on this machine; the run downloads and checks it."
-    if _total_file_bytes(paths.values()) > LARGEST:
-        return f"{', '.join(paths)} has over {LARGEST >> 20} MiB; the run reads and checks it."
+    if _total_file_bytes(paths.values()) > LARGEST_READ:
+        return f"{', '.join(paths)} has over {LARGEST_READ >> 20} MiB; the run reads and checks it."
     return None
 
 
 def _is_local_and_small(key: str, path: str) -> bool:
     place = expand_user_path(path, key=key)
-    return place.exists() and _total_file_bytes([place]) <= LARGEST
+    return place.exists() and _total_file_bytes([place]) <= LARGEST_READ
 
 
 def _total_file_bytes(places: Iterable[Path]) -> int:
     """Return the total bytes of text in ``places``: files, and folders with files."""
-    found = (each for place in places for each in list_files(find_snapshot(place)))
-    return sum(estimate_text_bytes(each) for each in found if each.is_file())
+    files = (each for place in places for each in list_files(find_snapshot(place)))
+    return sum(estimate_text_bytes(each) for each in files if each.is_file())
 
 
 class CountedData:
@@ -142,12 +142,12 @@ class CountedData:
             self._count_phase(phase)
 
     def has_enough_examples(self, phase: Phase) -> bool:
-        """Return True if the phase has held-out examples and enough for several training steps."""
-        found = self.examples[phase]
+        """Return True if the phase has held-out examples, and training examples for a few steps."""
+        examples = self.examples[phase]
         stop = (self._config.checkpoint.stop_after or "").partition("/")
-        steps = PLENTY * int(stop[2]) if stop[0] == phase else PLENTY
+        steps = PLENTY_STEPS * int(stop[2]) if stop[0] == phase else PLENTY_STEPS
         needed = steps * examples_per_step(self._config, phase)
-        return found.train >= needed and found.eval > 0
+        return examples.train >= needed and examples.eval > 0
 
     def _count_phase(self, phase: Phase) -> None:
         config, part = self._config, self._parts[phase.phase_in_split]
@@ -160,13 +160,13 @@ class CountedData:
         if phase is Phase.dpo:
             prompts = self._parts[phase_of_dpo_prompts(self._parts)].eval
             _, answered, _ = self._encode(Phase.ppo, prompts)
-        found = PhaseExamples(train, held_out, left_out + more, answered)
-        if any(found.left_out.values()):
-            self.lines.append(describe_phase_examples(phase, found))
+        examples = PhaseExamples(train, held_out, left_out + more, answered)
+        if any(examples.left_out.values()):
+            self.lines.append(describe_phase_examples(phase, examples))
         answer = None
         if phase is Phase.ppo and Phase.sft in config.phase.order:
             answer = self._mean_answer_tokens(self._parts[Phase.sft])
-        self.examples[phase] = found
+        self.examples[phase] = examples
         self.loads[phase] = Load(
             answer=answer,
             steps=num_phase_steps(config, phase, examples=train),
@@ -197,8 +197,8 @@ class CountedData:
         lengths = [len(ids) for ids in encoder.encode_texts_with_end(texts)]
         if any(r.seed is not None for r in records):
             rows = list(enumerate(records))
-            found, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
-            pairs = zip(found["length"], found["prompt_tokens"], strict=True)
+            columns, _ = COLUMNS_OF[Phase.sft](rows, encoder, Limit("", sys.maxsize))
+            pairs = zip(columns["length"], columns["prompt_tokens"], strict=True)
             lengths = [length - prompt for length, prompt in pairs]
         lengths = [max(least, min(most, length)) for length in lengths]
         return sum(lengths) / len(lengths) if lengths else None
@@ -207,7 +207,7 @@ class CountedData:
 def _build_encoder(
     key: str, model: ModelConfig, template: Template, texts: Iterable[str]
 ) -> tuple[Encoder, bool]:
-    """Return an encoder, and True if its token counts are the run's, or False if it guesses.
+    """Return an encoder, and True if it counts tokens as the run will, or False if it guesses.
 
     A tokenizer that the run would train is trained on ``texts``.
     """
@@ -247,8 +247,8 @@ class _TokenCounter:
                 for text in texts
             ]
         else:
-            found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-            ids = [each.ids for each in found]
+            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
+            ids = [each.ids for each in encodings]
         return SimpleNamespace(input_ids=ids)
 
 

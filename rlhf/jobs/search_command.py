@@ -134,14 +134,14 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
             "before it starts; a study chooses the values of its trials, so limit study.trials"
         )
     typed = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
-    if of_hydra := [word for word in typed if word.startswith("hydra")]:
+    if hydra_words := [word for word in typed if word.startswith("hydra")]:
         raise ConfigError(
-            f"{of_hydra[0]}: sweep={names[0]} is a study, which starts its trials itself, "
-            f"study.slots at a time, in {SWEEPS}: leave this word out"
+            f"{hydra_words[0]}: sweep={names[0]} is a study, which starts its trials itself, "
+            f"study.slots at a time, in {SWEEPS}: remove this word"
         )
-    of_study = [word for word in typed if word.startswith("study.")]
-    study = _build_study_config(names[0], definition.pop(STUDY), of_study)
-    typed = [word for word in typed if word not in of_study]
+    study_words = [word for word in typed if word.startswith("study.")]
+    study = _build_study_config(names[0], definition.pop(STUDY), study_words)
+    typed = [word for word in typed if word not in study_words]
     given = {word.partition("=")[0] for word in typed}
     defined = [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
     try:
@@ -176,9 +176,9 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
     assert isinstance(study, StudyConfig)
     if not study.objectives:
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
-    if wrong := [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]:
+    if malformed := [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]:
         raise ConfigError(
-            f"sweep={name}, study: {wrong[0]} must be PHASE.NAME of a result: ppo.gold_after"
+            f"sweep={name}, study: {malformed[0]} must be PHASE.NAME of a result, as ppo.gold_after"
         )
     if study.prune is not None and len(study.objectives) > 1:
         raise ConfigError(
@@ -210,7 +210,7 @@ def _parse_dimension(override: Override) -> Dimension:
 
 
 def write_solutions(search: Search, best: Sequence[FrozenTrial]) -> None:
-    """Write optimization_results.yaml, under the name that Hydra's Optuna sweeper uses.
+    """Write optimization_results.yaml, a file name that Hydra's Optuna sweeper uses too.
 
     ``best`` are the trials on the Pareto front, or all that share the best value.
     """

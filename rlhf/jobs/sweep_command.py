@@ -28,7 +28,7 @@ from rlhf.config.schema.keys import format_value
 from rlhf.config.validation import refuse_secrets_in_command
 
 MULTIRUN = frozenset({"-m", "--multirun"})
-MOST_BYTES = 200  # longest folder name of a job; file systems allow 255 bytes
+MOST_NAME_BYTES = 200  # of a job's folder name; file systems allow 255 bytes
 FILE_WORDS = ("grid", "zip")  # in files of sweeps: all combinations, and paired values
 # Words of sweeps, and the keys that they set.
 SWEEP_WORDS = {
@@ -47,21 +47,21 @@ def is_sweep(words: Sequence[str]) -> bool:
 def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], set[str]]:
     """Replace ``sweep=NAME``, seeds, minutes and dollars by the overrides that they stand for.
 
-    NAME.yaml does not change a key that the command sets. Return the new words, and the keys of
-    which more values continue the sweep: seed if ``seeds`` is given, and the keys in grid and zip.
+    NAME.yaml does not change a key that the command sets. Return the new words, and the keys that
+    may get more values when the sweep continues: seed (with ``seeds``), and keys in grid and zip.
 
     Raises:
         ConfigError: if NAME.yaml or a value is wrong, or the command lacks -m.
     """
-    ours = [word for word in words if word.partition("=")[0] in {"sweep", *SWEEP_WORDS}]
-    if ours and not is_sweep(words):
-        raise ConfigError(f"{ours[0]} is for several runs: python launch.py -m {ours[0]}")
-    own, new, groups, growing = list[str](), list[str](), list[str](), set[str]()
+    aliases = [word for word in words if word.partition("=")[0] in {"sweep", *SWEEP_WORDS}]
+    if aliases and not is_sweep(words):
+        raise ConfigError(f"{aliases[0]} is for several runs: python launch.py -m {aliases[0]}")
+    translated, new, groups, growing = list[str](), list[str](), list[str](), set[str]()
     for word in words:
         key, _, value = word.partition("=")
-        own.append("{}={}".format(*_translate(key, value)) if key in SWEEP_WORDS else word)
-    given = {word.lstrip("+~").partition("=")[0] for word in own}
-    for name in (word.removeprefix("sweep=") for word in ours if word.startswith("sweep=")):
+        translated.append("{}={}".format(*_translate(key, value)) if key in SWEEP_WORDS else word)
+    given = {word.lstrip("+~").partition("=")[0] for word in translated}
+    for name in (word.removeprefix("sweep=") for word in aliases if word.startswith("sweep=")):
         definition, many, paired = read_sweep_file(name, definitions)
         new += [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
         growing |= many - given
@@ -69,15 +69,15 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], se
             groups.append(f"[{','.join(paired)}]")
     if groups:
         new.append(f"hydra.sweeper.paired=[{','.join(groups)}]")
-    if any(word.startswith("seeds=") for word in ours):
+    if any(word.startswith("seeds=") for word in aliases):
         growing.add("seed")
-    place = next((n for n, word in enumerate(own) if word.startswith("sweep=")), 0)
-    rest = [word for word in own[place:] if not word.startswith("sweep=")]
-    return [*own[:place], *new, *rest], growing
+    position = next((n for n, word in enumerate(translated) if word.startswith("sweep=")), 0)
+    rest = [word for word in translated[position:] if not word.startswith("sweep=")]
+    return [*translated[:position], *new, *rest], growing
 
 
 def read_sweep_file(name: str, definitions: Path) -> tuple[dict[str, Any], set[str], list[str]]:
-    """Return the keys and values of a sweep's file, its keys that may grow, and its paired keys."""
+    """Return a sweep file's keys and values, its keys that may get more values, its paired keys."""
     definition = read_sweep_definition(name, definitions)
     grid, paired = parts = [definition.pop(part, {}) for part in FILE_WORDS]
     for part, lists in zip(FILE_WORDS, parts, strict=True):
@@ -86,8 +86,8 @@ def read_sweep_file(name: str, definitions: Path) -> tuple[dict[str, Any], set[s
     if len({len(values) for values in paired.values()}) > 1:
         sizes = ", ".join(f"{key} has {len(values)}" for key, values in paired.items())
         raise ConfigError(
-            f"sweep={name}, zip: {sizes} values; a job has the values at one place of all lists, "
-            "so make them equally long, or use grid for all combinations"
+            f"sweep={name}, zip: {sizes} values; values are paired by position, so make the lists "
+            "equally long, or use grid for all combinations"
         )
     growing = {*grid, *paired, *(["seed"] if "seeds" in definition else [])}
     items = [*(_translate(*item) for item in definition.items()), *grid.items(), *paired.items()]
@@ -104,7 +104,7 @@ def _translate(key: str, value: Any) -> tuple[str, Any]:
     with suppress(ValueError):
         number = (int if key == "seeds" else float)(str(value))
     if not 0 < number < inf:
-        raise ConfigError(f"{key}={value}: must be a number above 0, of seeds a whole number")
+        raise ConfigError(f"{key}={value}: must be a number above 0 (seeds: a whole number)")
     return SWEEP_WORDS[key], f"range(1,{number + 1})" if key == "seeds" else number
 
 
@@ -130,12 +130,12 @@ def add_sweep_folders(
     if "hydra/launcher=slurm" in words and any(w.startswith("launcher.dry_run=") for w in words):
         raise ConfigError(
             "launcher.dry_run with hydra/launcher=submitit_slurm: SLURM would start a job to print "
-            "a command; leave out -m and hydra/launcher to see the command of a node here"
+            "a command; remove -m and hydra/launcher to see the command of a node here"
         )
     last = {word.partition("=")[0]: number for number, word in enumerate(words)}
     words = [word for number, word in enumerate(words) if last[word.partition("=")[0]] == number]
-    ours = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
-    overrides = parse_overrides(ours)
+    settings = [word for word in words if "=" in word and not word.startswith(("-", "hydra"))]
+    overrides = parse_overrides(settings)
     refuse_parent_folders(overrides)
     single = [each.key_or_group for each in overrides if not each.is_sweep_override()]
     fixed = [key for key in single if key not in growing]
@@ -145,7 +145,7 @@ def add_sweep_folders(
         name = next((values[key] for key in NAMED_BY if key in values), "sweep").replace("/", "_")
         paired = [word for word in words if word.startswith("hydra.sweeper.paired=")]
         named = [
-            next((f"{k}=" for k in growing if word.startswith(f"{k}=")), word) for word in ours
+            next((f"{k}=" for k in growing if word.startswith(f"{k}=")), word) for word in settings
         ]
         digest = sha256_of("\n".join(sorted([*named, *paired])).encode())[:8]
         new += [
@@ -157,12 +157,12 @@ def add_sweep_folders(
 
 
 def job_folder_name(text: str) -> str:
-    """Return ``text`` as the name of one folder, without /, in MOST_BYTES; a hash marks changes."""
+    """Return ``text`` as a folder name without /, shortened if too long; a hash marks changes."""
     name = text.replace("/", "_")
-    if name == text and len(name.encode()) <= MOST_BYTES:
+    if name == text and len(name.encode()) <= MOST_NAME_BYTES:
         return name
     digest = sha256_of(text.encode())[:8]
-    return f"{name.encode()[: MOST_BYTES - 9].decode(errors='ignore')}-{digest}"
+    return f"{name.encode()[: MOST_NAME_BYTES - 9].decode(errors='ignore')}-{digest}"
 
 
 # Registered on import: joblib's worker processes import this module, and need the resolver too.

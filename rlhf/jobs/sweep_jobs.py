@@ -31,8 +31,8 @@ from rlhf.run.results import read_objective, read_plan
 from rlhf.run.step_alarms import read_alarms
 
 OUTPUT = "output.log"
-SPENT = ".spent"  # folder of a sweep: the minutes that each job has taken
-POLL_SECONDS = 1.0  # between two looks at the minutes of a job
+SPENT = ".spent"  # subfolder of a sweep with the minutes that each job has taken
+POLL_SECONDS = 1.0  # between two checks of the minutes that a job has taken
 PARENT = "RLHF_PARENT"  # variable with the id of a process; when it ends, launch.py ends too
 LAUNCHER = "RLHF_LAUNCHER"  # variable with the process id of launch.py
 
@@ -48,7 +48,7 @@ def end_with_parent() -> None:
 
 
 def end_with_launcher() -> None:
-    """Let Linux kill this worker of joblib when the launcher ends; else it would wait forever.
+    """Let Linux kill this worker of joblib when the launcher ends; otherwise it waits forever.
 
     In the launcher itself, do nothing.
     """
@@ -131,7 +131,7 @@ def run_job(
             return None
         hours = (read_plan(run_dir) or {}).get("hours")
         planned = "" if hours is None else f", planned {_duration_text(3600 * hours)}"
-        say(f"{run_dir.name}: runs{planned}; its screen is in {log}")
+        say(f"{run_dir.name}: runs{planned}; its output is in {log}")
         started = time.monotonic()
         code = _run_process(hardware, run_dir, script, cap, jobs=jobs)
         took = time.monotonic() - started
@@ -195,17 +195,17 @@ def start_process(
 
 
 def _wait_within_cap(process: subprocess.Popen[bytes], cap: SweepCap, job: str) -> int:
-    """Return the exit code of a job; store its minutes, and ask it to stop at the cap."""
-    started, before, code, asked = time.monotonic(), cap.spent(job), None, False
+    """Return the exit code of a job; store its minutes, and send it SIGTERM at the cap."""
+    started, before, code, is_stopping = time.monotonic(), cap.spent(job), None, False
     cap.file(job).parent.mkdir(parents=True, exist_ok=True)
     while code is None:
         with suppress(subprocess.TimeoutExpired):
             code = wait_for_exit(process, POLL_SECONDS)
         minutes = before + (time.monotonic() - started) / 60
         write_text_atomically(cap.file(job), f"{minutes}\n")
-        if not asked and cap.describe_end() is not None:
+        if not is_stopping and cap.describe_end() is not None:
             process.send_signal(signal.SIGTERM)  # the run ends its step and writes a checkpoint
-            asked = True
+            is_stopping = True
     return code
 
 
@@ -298,10 +298,10 @@ def _visible_devices() -> list[str]:
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stdout", "") or str(error)
+        output = getattr(error, "stdout", "") or str(error)
         raise CapabilityError(
-            f"hardware.device=cuda: nvidia-smi cannot name the GPUs ({said.splitlines()[0]}): set "
-            "CUDA_VISIBLE_DEVICES=0,1,... to those that the jobs may use"
+            f"hardware.device=cuda: nvidia-smi cannot name the GPUs ({output.splitlines()[0]}): "
+            "set CUDA_VISIBLE_DEVICES=0,1,... to those that the jobs may use"
         ) from error
     parts: dict[str, list[str]] = {}
     for line in listed.stdout.splitlines():

@@ -44,13 +44,13 @@ class PlannedJob(NamedTuple):
     folder: Path
     cap: SweepCap
     shared: dict[str, float]
-    """Minutes by key of the phases that jobs with the same key train once."""
-    own: float
-    """Minutes of everything else."""
+    """Minutes of phases, by the key of the phase: jobs with the same key train the phase once."""
+    other_minutes: float
+    """Minutes of all that is not shared."""
 
 
 class JobSweeper(Sweeper):
-    """The sweeper of commands with -m; ``hydra.sweeper`` has its pairs and its cap."""
+    """The sweeper of commands with -m; ``hydra.sweeper`` has its paired keys and its cap."""
 
     hydra_context: HydraContext
     config: DictConfig
@@ -106,15 +106,15 @@ class JobSweeper(Sweeper):
         """Plan all jobs; raise ConfigError if minutes spent and planned together reach the cap."""
         with redirect_stdout(io.StringIO()):  # the jobs print the same lines when they begin
             self._planned = call_in_this_process(jobs, self.hydra_context, plan_job, self.config)
-        if not (left := _unfinished(self._planned)):
+        if not (unfinished := _unfinished(self._planned)):
             return
-        cap, planned = min((job.cap for job in left), key=lambda cap: cap.minutes), 0.0
-        trained = {key for job in self._planned if job not in left for key in job.shared}
-        for job in left:
+        cap, planned = min((job.cap for job in unfinished), key=lambda cap: cap.minutes), 0.0
+        trained = {key for job in self._planned if job not in unfinished for key in job.shared}
+        for job in unfinished:
             new = sum(minutes for key, minutes in job.shared.items() if key not in trained)
-            planned += max(0.0, new + job.own - cap.spent(job.folder.name))
+            planned += max(0.0, new + job.other_minutes - cap.spent(job.folder.name))
             trained |= job.shared.keys()
-        text = f"{cap.spent():.2f} minutes spent, {planned:.2f} planned for {len(left)} jobs"
+        text = f"{cap.spent():.2f} minutes spent, {planned:.2f} planned for {len(unfinished)} jobs"
         if cap.spent() + planned >= cap.minutes:
             raise ConfigError(
                 f"{cap.word}: the sweep would reach this limit of {cap.minutes:.2f} minutes "
@@ -135,8 +135,8 @@ def plan_job(cfg: DictConfig) -> PlannedJob:
     cap = read_cap(HydraConfig.get(), config.hardware, job.at_a_time or 1)
     if job.folder is None or job.at_a_time is None or plan is None or plan.hours is None:
         raise ConfigError(
-            f"{cap.word}: jobs of a cluster, jobs with plan=off and models of unknown size have no "
-            "limit; remove this word"
+            f"{cap.word}: jobs of a cluster, jobs with plan=off and models of unknown size cannot "
+            "have a limit; remove this word"
         )
     keys = {each: phase_key(config, each, data="", code="") for each in shared_phases(config)}
     seconds = {keys[each.phase]: each.seconds for each in plan.phases if each.phase in keys}
@@ -154,7 +154,7 @@ def combine_values(
     """Return the overrides of each job: all combinations of the values of keys not in ``paired``.
 
     ``paired`` has groups of keys with equally many values, which are combined as one key: a job has
-    the values of a group's keys that are at the same place.
+    the values of a group's keys at the same index.
     """
     choices: dict[str, list[list[str]]] = {}  # words by key, or by the keys of a group
     for override in overrides:

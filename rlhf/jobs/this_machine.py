@@ -24,8 +24,8 @@ CPU = "cpu"
 # Files of GPU drivers. If none exists, there is no GPU, and torch need not be imported.
 SIGNS = tuple(Path(name) for name in ("/proc/driver/nvidia/version", "/dev/dxg", "/dev/kfd"))
 CARDS: Mapping[str, str] = read_yaml_beside(__file__, "cards.yaml")
-UNKNOWN = "template"
-PART = " MIG "  # marks the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+GUESSED = "template"  # profile of a card that CARDS does not name
+MIG = " MIG "  # in the name of a part of a card, such as "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
 WHOLE_NODE = 8  # GPUs of a whole node; cards in NODES have a profile for it, such as 8xa100_40g
 NODES = {"a100_40g", "a100_80g", "b200_180g", "h100_80g", "h200_141g", "l40s_48g"}
 
@@ -38,8 +38,8 @@ class ThisMachine:
     """Name of an option of the configuration group ``hardware``."""
     reason: str
     """The hardware that was found, and why it is used."""
-    found: dict[str, Any] = field(default_factory=dict)
-    """Values found on this machine, by key of the group; they replace the profile's values."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Facts about this machine, by key of the group; they replace the profile's values."""
 
     @property
     def choice_line(self) -> str:
@@ -70,11 +70,11 @@ def apply_auto_hardware(cfg: DictConfig, find_hardware: Callable[[], ThisMachine
                 "another machine, name its profile, such as hardware=a100_40g"
             )
         return cfg
-    asked = parse_overrides(HydraConfig.get().overrides.task)
-    typed = {each.key_or_group.removeprefix("hardware.") for each in asked}
+    overrides = parse_overrides(HydraConfig.get().overrides.task)
+    typed = {each.key_or_group.removeprefix("hardware.") for each in overrides}
     auto = dict(compose(f"hardware/{AUTO}").hardware)
     profile = dict(compose(f"hardware/{machine.profile}").hardware)
-    for key, value in (profile | machine.found).items():
+    for key, value in (profile | machine.facts).items():
         if key not in typed and cfg.hardware[key] == auto[key]:
             cfg.hardware[key] = value
     return cfg
@@ -98,14 +98,14 @@ def find_hardware(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     count, card = torch.cuda.device_count(), torch.cuda.get_device_name()
     memory = torch.cuda.get_device_properties(0).total_memory / GIB
     dtype = resolve_dtype(Dtype.auto, Device.cuda)
-    profile = next((name for form, name in CARDS.items() if re.search(form, card)), UNKNOWN)
+    profile = next((name for key, name in CARDS.items() if re.search(key, card)), GUESSED)
     rates = f"rates of {profile}"
-    if profile == UNKNOWN:
+    if profile == GUESSED:
         rates += " (this card has no profile: planned times are a guess)"
-    elif PART in card:
+    elif MIG in card:
         rates += ", the whole card (this part of it is slower than planned)"
     reason = f"{count} x {card}, {memory:.1f} GiB, {dtype}; {rates}"
-    found = {
+    facts = {
         "ranks_per_node": count,
         "memory_gib": round(memory - 0.05, 1),  # rounded down
         "dtype": dtype.value,
@@ -115,5 +115,5 @@ def find_hardware(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     if count == WHOLE_NODE and profile in NODES:
         profile = f"8x{profile}"
     elif count > 1:
-        found["price_per_hour"] = None  # the profile has the price of one GPU only
-    return ThisMachine(profile=profile, reason=reason, found=found)
+        facts["price_per_hour"] = None  # the profile has the price of one GPU only
+    return ThisMachine(profile=profile, reason=reason, facts=facts)

@@ -1,6 +1,6 @@
 """DPO: the SFT model learns from preferences directly, without a reward model or rollouts.
 
-Shapes: B = pairs, S = tokens of whole sequences.
+Shapes: B = pairs, or sequences of a batch; S = tokens of whole sequences.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _evaluate_answers(
 ) -> dict[str, Any]:
     """Evaluate the policy's answers; return entries of result.json, whose names end in ``when``."""
     num_prompts = context.config.dpo.eval_prompts
-    answers = evaluate_policy(context, trainer.answering, held_out, num_prompts=num_prompts)
+    answers = evaluate_policy(context, trainer.answering_policy, held_out, num_prompts=num_prompts)
     result = answers.results(context.config, when)
     del result[f"score_{when}"]  # always 0: DPO has no reward model
     return result
@@ -135,7 +135,7 @@ class DpoTrainer:
             rows=self._plan.micro,
         )
         # The policy to evaluate, backends that sample its answers, and models that score them.
-        self.answering = AnsweringPolicy(
+        self.answering_policy = AnsweringPolicy(
             self.policy, backend(), backend(greedy=True), models, self._plan.micro
         )
 
@@ -143,8 +143,8 @@ class DpoTrainer:
         """Take an optimizer step on this rank's share of the batch ``rows``; return metrics."""
         started, context = time.monotonic(), self._context
         count, micro = len(rows["length"]), self._plan.micro
-        mine = share_of_this_rank(context, range(count), rows["length"], micro=micro)
-        rows = {name: [values[row] for row in mine] for name, values in rows.items()}
+        own_rows = share_of_this_rank(context, range(count), rows["length"], micro=micro)
+        rows = {name: [values[row] for row in own_rows] for name, values in rows.items()}
 
         def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
             result = self._compute_loss(rows)
@@ -155,7 +155,7 @@ class DpoTrainer:
         return values | {"dpo/pairs_per_second": count / (time.monotonic() - started)}
 
     def measure(self, examples: Any) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return metrics of the held-out ``examples`` to log, and entries of result.json."""
+        """Return metrics to log, and entries of result.json, of the held-out ``examples``."""
         accuracy, loss = self.evaluate(examples)
         metrics = {"dpo/eval_accuracy": accuracy.value(), "dpo/eval_loss": loss.value()}
         interval = wilson_interval(float(accuracy.total), float(accuracy.count))
@@ -171,8 +171,8 @@ class DpoTrainer:
         context, micro = self._context, self._plan.micro
         sizes = {"limit": context.config.dpo.eval_examples, "micro": micro}
         with computing_as_saved(context.config, self.policy):
-            found = measure_held_out(context, self.policy, examples, measure_rows, **sizes)
-        accuracy, loss = found["accuracy"], found["loss"]
+            measured = measure_held_out(context, self.policy, examples, measure_rows, **sizes)
+        accuracy, loss = measured["accuracy"], measured["loss"]
         assert isinstance(accuracy, Mean)
         assert isinstance(loss, Mean)
         return accuracy, loss
@@ -186,14 +186,14 @@ class DpoTrainer:
     def _compute_loss(self, rows: Rows, keep_B: Tensor | None = None) -> DpoLoss:
         config = self._context.config.dpo
         batch = collate_pair_rows(self._context, rows, max_tokens=config.max_tokens)
-        both = batch.concatenate()
+        sequences = batch.concatenate()
         with self._reference.evaluating():
-            reference = logprobs_of_responses(self._reference, both).chunk(2)
-        parts = [*logprobs_of_responses(self.policy, both).chunk(2), *reference]
+            reference = logprobs_of_responses(self._reference, sequences).chunk(2)
+        logprobs = [*logprobs_of_responses(self.policy, sequences).chunk(2), *reference]
         if keep_B is not None:
-            parts = [part_B[keep_B] for part_B in parts]
+            logprobs = [logprobs_B[keep_B] for logprobs_B in logprobs]
         return dpo_loss(
-            *parts,
+            *logprobs,
             beta=config.beta,
             label_smoothing=config.label_smoothing,
             loss=cast(DpoLossLiteral, config.loss.value),

@@ -78,13 +78,13 @@ def run_reward(context: RunContext) -> dict[str, Any]:
 
     def train_step(number: int) -> dict[str, float]:
         step = trainer.steps[number - 1]
-        mine = share_of_this_rank(
+        own_pairs = share_of_this_rank(
             context,
             list(zip(step.rows, step.weights, strict=True)),
             [lengths[row] for row in step.rows],
             micro=trainer.plan.micro,
         )
-        pairs, weights = zip(*mine, strict=True)
+        pairs, weights = zip(*own_pairs, strict=True)
         rows = train[list(pairs)]
         return trainer.train_step(number, pairs, rows, weights, num_prompts=step.num_prompts)
 
@@ -99,7 +99,7 @@ def run_reward(context: RunContext) -> dict[str, Any]:
     after = trainer.evaluate(held_out)
     measured = _judge_and_group_results(context, trainer, held_out, groups)
     minimal = measured.get("minimal_pairs", {})
-    shares = {f"reward/eval_{kind}": share for kind, share in minimal.items()}
+    shares = {f"reward/eval_{flaw}": share for flaw, share in minimal.items()}
     checkpoints.log_held_out(after.metrics(), shares)
     ids = held_out["ids" if config.unpaired else "chosen_ids"][:]
     with trainer.swap_in_final_weights():
@@ -125,16 +125,16 @@ def _judge_and_group_results(
     """Return results from the judge, if the run has one, and the accuracy on each of ``groups``.
 
     ``best_possible_accuracy`` is the expected accuracy on the held-out pairs if every response is
-    scored with its gold score. ``minimal_pairs`` is, for each kind of flaw, the share of right
-    responses that score above a copy with only this flaw. Unlike these pairs, held-out pairs often
-    differ in several flaws.
+    scored with its gold score; ``pair_accuracy`` (with reward.unpaired) is the model's accuracy.
+    ``minimal_pairs`` is, for each kind of flaw, the share of right responses that score above a
+    copy with only this flaw. Unlike these pairs, held-out pairs often differ in several flaws.
     """
 
     def measure_accuracies(pairs: Mapping[str, list[Record]]) -> dict[str, float]:
         encoded = {name: _tokenise_pairs(context, each) for name, each in pairs.items()}
         return {name: trainer.evaluate(each).accuracy.value() for name, each in encoded.items()}
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if (judge := context.judge) is not None:
         config, eval_records = context.config, context.parts[Phase.reward].eval
         rows = dict.fromkeys(held_out["row"][: config.reward.eval_examples])
@@ -142,14 +142,14 @@ def _judge_and_group_results(
         pairs: defaultdict[str, list[Record]] = defaultdict(list)
         for record in records:
             assert record.prompt is not None
-            made = judge.minimal_pairs(record.prompt, seed=config.data_seed)
-            for kind, (right, flawed) in made.items():
-                pairs[kind].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
-        found["best_possible_accuracy"] = judge.expected_gold_accuracy(records)
-        found["minimal_pairs"] = measure_accuracies(pairs)
+            minimal_pairs = judge.minimal_pairs(record.prompt, seed=config.data_seed)
+            for flaw, (right, flawed) in minimal_pairs.items():
+                pairs[flaw].append(Record(prompt=record.prompt, chosen=right, rejected=flawed))
+        results["best_possible_accuracy"] = judge.expected_gold_accuracy(records)
+        results["minimal_pairs"] = measure_accuracies(pairs)
         if config.reward.unpaired is not None:
-            found["pair_accuracy"] = measure_accuracies({"pairs": records})["pairs"]
-    return found | ({"groups": measure_accuracies(groups)} if groups else {})
+            results["pair_accuracy"] = measure_accuracies({"pairs": records})["pairs"]
+    return results | ({"groups": measure_accuracies(groups)} if groups else {})
 
 
 def _tokenise_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
@@ -164,12 +164,12 @@ def _tokenise_pairs(context: RunContext, pairs: Sequence[Record]) -> Dataset:
 
 
 class PairLoss(NamedTuple):
-    """The loss on pairs that ``reward.loss`` selects."""
+    """The loss that ``reward.loss`` selects, on pairs."""
 
     config: RewardConfig
 
     def has_loss_columns(self, rows: Rows) -> bool:
-        """Return True if ``rows`` have the columns (margins or scores) that the loss reads."""
+        """Return True if ``rows`` are pairs with the margins or scores that the loss reads."""
         if self.config.unpaired is not None:
             return False
         if self.config.loss is RewardLossName.regression:
@@ -248,7 +248,7 @@ class RewardTrainer(Part):
         return [self.engines["model"]]
 
     def pair_weights_per_learner(self, pairs: Sequence[int], weights: Sequence[float]) -> Tensor:
-        """Return the weights (M, B) of the pairs numbered ``pairs`` in the losses of M learners."""
+        """Return the weights (M, B) of pairs, given their indices, in the losses of M learners."""
         return torch.tensor([weights])
 
     def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
@@ -286,7 +286,7 @@ class RewardTrainer(Part):
         weights_MB = self.pair_weights_per_learner(pairs, weights)
 
         def compute_losses(rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
-            return ((loss / num_prompts, found) for loss, found in self.losses(rows))
+            return ((loss / num_prompts, metrics) for loss, metrics in self.losses(rows))
 
         parts = split_table_rows({**rows, "weights": weights_MB.T.tolist()}, self.plan.micro)
         metrics, values = take_optimizer_steps(
@@ -324,15 +324,15 @@ class RewardTrainer(Part):
                 torch.stack([end_scores(each[side], part.attend_BS) for each in values], dim=1)
                 for side, part in enumerate(batch)
             )
-            found = self.measure_scores(chosen_BM, rejected_BM, keep_B)
+            metrics = self.measure_scores(chosen_BM, rejected_BM, keep_B)
             if self._loss.has_loss_columns(rows):
                 losses = [self._loss(each[0], each[1], batch, rows) for each in values]
-                found["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
-            return found
+                metrics["loss"] = Mean.of(torch.stack(losses).mean(dim=0), keep_B)
+            return metrics
 
         sizes = {"limit": config.eval_examples, "micro": self.plan.micro}
-        found = measure_held_out(self.context, self, examples, measure_rows, **sizes)
-        return RewardEvaluation({n: m for n, m in found.items() if isinstance(m, Mean)})
+        metrics = measure_held_out(self.context, self, examples, measure_rows, **sizes)
+        return RewardEvaluation({n: m for n, m in metrics.items() if isinstance(m, Mean)})
 
     def measure_scores(self, chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
         """Return measures of the scores of held-out pairs; ``keep_B`` is False for padding rows."""
@@ -341,7 +341,7 @@ class RewardTrainer(Part):
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
-        """Yield the model with its final weights, without dropout and gradients."""
+        """Yield the model with its final weights, with dropout and gradients disabled."""
         with ExitStack() as stack:
             for engine in self.engines.values():
                 stack.enter_context(engine.evaluating())
@@ -369,8 +369,8 @@ class ResponseTrainer(RewardTrainer):
     def losses(self, rows: Rows) -> Iterator[tuple[Tensor, Metrics]]:
         """Yield the loss, a sum over the responses ``rows``, and metrics."""
         scores_B = self._score(rows)
-        losses_B, found = self._measure(scores_B, scores_B.new_tensor(rows["grade"]))
-        yield losses_B.sum(), {f"reward/{name}": mean for name, mean in found.items()}
+        losses_B, means = self._measure(scores_B, scores_B.new_tensor(rows["grade"]))
+        yield losses_B.sum(), {f"reward/{name}": mean for name, mean in means.items()}
 
     def evaluate(self, examples: Any) -> RewardEvaluation:
         """Return measures of held-out responses, or of pairs, such as the pairs of groups."""
@@ -412,10 +412,10 @@ class ResponseTrainer(RewardTrainer):
 def build_trainer(context: RunContext, pairs: Dataset) -> RewardTrainer:
     """Build the trainer for tokenised ``pairs``: a method's trainer, if any, or the core's."""
     steps = plan_pair_steps(context, pairs, context.config.reward.epochs, "shuffle")
-    kind = RewardTrainer if context.config.reward.unpaired is None else ResponseTrainer
+    core_trainer = RewardTrainer if context.config.reward.unpaired is None else ResponseTrainer
     methods = methods_in_use(context.config)
     from_methods = classes_of(RewardTrainer, (method.reward_trainer() for method in methods))
-    return (from_methods or [kind])[0].build(context, steps, pairs)
+    return (from_methods or [core_trainer])[0].build(context, steps, pairs)
 
 
 def plan_pair_steps(

@@ -1,4 +1,4 @@
-"""Measures of a reward model on held-out pairs.
+"""Measures of a reward model on held-out pairs or graded responses.
 
 Shapes: B = pairs, M = scores per response (1, unless an option trains several models).
 """
@@ -26,7 +26,7 @@ class RewardEvaluation(NamedTuple):
 
     means: dict[str, Mean]
     ranking: Ranking | None = None
-    """The accuracy on graded responses; None: the measures are of pairs."""
+    """The accuracy on graded responses and its interval; None: the measures are of pairs."""
 
     @property
     def accuracy(self) -> Mean:
@@ -67,7 +67,7 @@ def measure_scores(
     is then measured too.
     """
     margin_B = (chosen_BM - rejected_BM).mean(dim=1)
-    found: Metrics = {
+    measures: Metrics = {
         "accuracy": Mean.of((margin_B > 0).float(), keep_B),
         "chosen_score": Mean.of(chosen_BM.mean(dim=1), keep_B),
         "rejected_score": Mean.of(rejected_BM.mean(dim=1), keep_B),
@@ -75,8 +75,8 @@ def measure_scores(
         "prompt_variance": Mean.of(margin_B.square() / 2, keep_B),
     }
     if is_pairwise:
-        found |= calibration_bins(margin_B, keep_B)
-    return found
+        measures |= calibration_bins(margin_B, keep_B)
+    return measures
 
 
 def held_out_margins(

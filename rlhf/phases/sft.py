@@ -51,9 +51,9 @@ def run_sft(context: RunContext) -> dict[str, Any]:
 
     def train_step(step: int) -> dict[str, float]:
         batch = data.train[shuffle.batch_indices(step - 1, config.batch_size)]
-        places, lengths = range(config.batch_size), batch["length"]
-        mine = share_of_this_rank(context, places, lengths, micro=trainer.plan.micro)
-        return trainer.train_step({name: [v[i] for i in mine] for name, v in batch.items()})
+        rows, lengths = range(config.batch_size), batch["length"]
+        own_rows = share_of_this_rank(context, rows, lengths, micro=trainer.plan.micro)
+        return trainer.train_step({name: [v[i] for i in own_rows] for name, v in batch.items()})
 
     run_supervised(
         context,
@@ -139,8 +139,8 @@ def held_out_loss(context: RunContext, model: TokenModel, examples: Any, *, micr
         return {"loss": sft_loss(kept_token_logprobs(model, batch)).mean_loss}
 
     limit = context.config.sft.eval_examples
-    found = measure_held_out(context, model, examples, measure_rows, limit=limit, micro=micro)
-    return found["loss"].value()
+    metrics = measure_held_out(context, model, examples, measure_rows, limit=limit, micro=micro)
+    return metrics["loss"].value()
 
 
 def _collate(context: RunContext, rows: Rows) -> SequenceBatch:

@@ -34,17 +34,17 @@ Planner = Callable[[RunConfig], "Plan"]
 
 
 def find_fitting_overrides(
-    asked: RunConfig, planner: Planner, fits: Callable[[Plan], bool] = attrgetter("fits")
+    config: RunConfig, planner: Planner, fits: Callable[[Plan], bool] = attrgetter("fits")
 ) -> list[str]:
     """Return overrides that make the run fit, each with its ZeRO setting and GiB per rank.
 
-    ``planner`` returns the plan of a configuration. The list has single changes, the smallest
-    change first. Changes are combined only if no single change makes the run fit.
+    ``planner`` returns the plan of a configuration; ``fits`` decides if a plan fits. The list has
+    single changes, the smallest first. Only if none of them fits are changes combined.
     """
-    single = _describe_fitting_changes(_single_changes(asked), planner, fits)
-    nodes = _describe_fitting_changes(_doubled_nodes(asked), planner, fits)
-    found = [*single, *islice(nodes, 1)]
-    return found or [*_describe_fitting_changes(_combined_changes(asked), planner, fits)]
+    single = _describe_fitting_changes(_single_changes(config), planner, fits)
+    nodes = _describe_fitting_changes(_doubled_nodes(config), planner, fits)
+    fitting = [*single, *islice(nodes, 1)]
+    return fitting or [*_describe_fitting_changes(_combined_changes(config), planner, fits)]
 
 
 def _single_changes(config: RunConfig) -> Iterator[Change]:
@@ -93,7 +93,7 @@ def _combined_changes(config: RunConfig) -> Iterator[Change]:
 
 
 def _options_savings(config: RunConfig) -> Iterator[Saving]:
-    """Yield the savings of memory that options propose, also options that are off."""
+    """Yield the savings of memory that options propose, including options that are off."""
     from rlhf.options.ahead.overlap_plan import propose_smaller_sampling
     from rlhf.options.lora.costs import propose_adapters
 
@@ -185,7 +185,7 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
     """
     if not config.zero.auto:
         return [config]
-    found: list[RunConfig] = []
+    candidates: list[RunConfig] = []
     refusals: list[ConfigError] = []
     for changes in _zero_settings(config):
         candidate = replace(config, zero=replace(config.zero, auto=False, **changes))
@@ -200,10 +200,10 @@ def zero_candidates(config: RunConfig, machine: Machine) -> list[RunConfig]:
         except ConfigError as error:
             refusals.append(error)
         else:
-            found.append(candidate)
-    if not found:
+            candidates.append(candidate)
+    if not candidates:
         raise refusals[0]
-    return found
+    return candidates
 
 
 def _zero_settings(config: RunConfig) -> Iterator[dict[str, Any]]:

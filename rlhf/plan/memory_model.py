@@ -23,7 +23,7 @@ GPU_BLOCK = (1024, None)  # None: all vocabulary entries (rlhf/models/output_lay
 # Without a kernel, torch copies the logits of this many tokens in fp32: once, or if they are 16-bit
 # numbers, twice.
 TORCH_TOKENS = 256
-LONGEST = 512  # most tokens per sequence for matmul attention (rlhf/kernels/cpu/cpu_layers.py)
+MATMUL_TOKENS = 512  # most tokens per sequence for matmul attention (kernels/cpu/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
@@ -78,7 +78,7 @@ class MemorySetting:
 
 def uses_matmul_attention(tokens: float, *, is_gpu: bool) -> bool:
     """Return True if attention uses matrix products, and False if it uses the fused kernel."""
-    return not is_gpu and tokens <= LONGEST
+    return not is_gpu and tokens <= MATMUL_TOKENS
 
 
 def model_state_bytes(at: MemorySetting, model: ModelUse) -> ModelStates:
@@ -123,18 +123,18 @@ def count_persistent_weights(model: ModelUse, zero: ZeroConfig) -> int:
     limit = zero.param_persistence_threshold
     limit = PERSISTENCE if limit is None else limit
     shape = model.shape
-    found = shape.layers * shape.layer_vectors if shape.hidden <= limit else 0
+    vectors = shape.layers * shape.layer_vectors if shape.hidden <= limit else 0
     rank = model.extra_weights / shape.adapter_weights(1)
     small = sum(side for pair in shape.matrices for side in pair if side * rank <= limit)
-    return found + int(shape.layers * rank * small)
+    return vectors + int(shape.layers * rank * small)
 
 
 def activation_bytes(at: MemorySetting, model: ModelUse, *, sequences: int, tokens: int) -> int:
     """Return the bytes stored for the backward pass of sequences with ``tokens`` tokens each."""
     shape, size = model.shape, at.bytes_per_weight(model)
     is_matmul = uses_matmul_attention(tokens, is_gpu=at.machine.is_gpu)
-    one = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=is_matmul)
-    whole = sequences * one
+    per_sequence = layer_activation_bytes(shape, tokens, size=size, uses_matmul_attention=is_matmul)
+    whole = sequences * per_sequence
     if is_matmul:  # the causal mask, shared by all heads and sequences
         whole += tokens * tokens * size
     kept = model.layers - model.checkpointed
@@ -174,8 +174,8 @@ def attention_bytes(
 ) -> int:
     """Return the bytes of (tokens, tokens) attention matrices; 0 if attention is fused.
 
-    Attention that is not fused holds two such matrices per head and sequence in a forward pass
-    (scores and probabilities) and three in a backward pass. Only one layer holds them at a time.
+    ``matrices`` is their number per head and sequence: two in a forward pass (scores and
+    probabilities), three in a backward pass. Only one layer holds them at a time.
     """
     is_matmul = uses_matmul_attention(tokens, is_gpu=at.machine.is_gpu)
     if not (is_matmul or model.shape.keeps_scores):

@@ -25,32 +25,32 @@ from rlhf.plan.memory_model import HALF, SINGLE, Parts
 from rlhf.plan.phase_memory import PhaseMemory
 from rlhf.plan.phase_plan import BUILDING, PhasePlan, choose_phase_plan
 
-KEEPS_BELOW = 0.93  # share of the memory limit up to which CUDA graphs are kept
+KEEP_GRAPHS_BELOW = 0.93  # share of the memory limit up to which CUDA graphs are kept
 HF_LAYER_FACTOR = 6.0  # overhead per layer of generate(), as a multiple of the fast rollout's
 # Bytes per logit of a captured decode step: the logit in half precision and in fp32, the logit
 # divided by the temperature, and the probability.
-GRAPH_LOGIT = HALF + 3 * SINGLE
+GRAPH_LOGIT_BYTES = HALF + 3 * SINGLE
 # Further bytes with top-p: the mask and the masked probability, and the logits of smaller graphs.
-TOP_P_LOGIT = 1 + SINGLE + HALF
+TOP_P_LOGIT_BYTES = 1 + SINGLE + HALF
 ROUNDED_AT_ONCE = 2**24  # weights that are rounded at a time, as in rlhf/engine/masters.py
 # The order in which models are built (rlhf/phases/ppo/rlhf_engine.py).
-ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
+BUILD_ORDER = (Role.reward, Role.sft, Role.reward_training, Role.actor, Role.reference, Role.critic)
 
 
-def plan_phase(scene: PhaseMemory, like: PhasePlan | None = None) -> PhasePlan:
+def plan_phase(scene: PhaseMemory, earlier: PhasePlan | None = None) -> PhasePlan:
     """Return the plan of a phase with the fastest micro-batch that fits, or with least memory.
 
-    If an earlier plan ``like`` is given, its micro-batch and rows are used. Only then are sampling
-    processes (rollout.overlap) planned, so that they do not affect the choice of both.
+    If an ``earlier`` plan is given, its micro-batch and rows are used. Only then are sampling
+    processes (rollout.overlap) planned, so that they do not affect these two choices.
     """
     if scene.phase is Phase.ppo:
-        if like and scene.config.rollout.overlap:
+        if earlier and scene.config.rollout.overlap:
             from rlhf.options.ahead.overlap_plan import plan_overlap
 
-            return plan_overlap(scene, lambda other: _plan_ppo(other, like), _plan_rollout)
-        return _plan_ppo(scene, like)
+            return plan_overlap(scene, lambda other: _plan_ppo(other, earlier), _plan_rollout)
+        return _plan_ppo(scene, earlier)
     plan = batch_plans(scene.config)[scene.phase]
-    sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, plan)
+    sizes = [earlier.micro_batch] if earlier else _candidate_micro_batches(scene, plan)
     return choose_phase_plan([_plan_supervised(scene, plan, micro) for micro in sizes], scene)
 
 
@@ -97,20 +97,20 @@ def _plan_supervised(scene: PhaseMemory, plan: BatchPlan, micro: int) -> PhasePl
     )
 
 
-def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
+def _plan_ppo(scene: PhaseMemory, earlier: PhasePlan | None) -> PhasePlan:
     """Plan PPO; choose the rows of the rollout and the micro-batch independently."""
     config = scene.config
     rollout = rollout_plan(config)
     learning = batch_plans(config)[Phase.ppo]
-    counts = [like.rows] if like and like.rows else _candidate_rows(scene, rollout)
-    sizes = [like.micro_batch] if like else _candidate_micro_batches(scene, learning)
+    counts = [earlier.rows] if earlier and earlier.rows else _candidate_rows(scene, rollout)
+    sizes = [earlier.micro_batch] if earlier else _candidate_micro_batches(scene, learning)
     sampled = [_plan_rollout(scene, rollout.per_rank, rows) for rows in counts]
     generation = choose_phase_plan(sampled, scene)
     trained = [_plan_training(scene, rollout, learning, micro, generation) for micro in sizes]
     training = choose_phase_plan(trained, scene)
     kept = cuda_graph_bytes(scene, generation.peak_parts, rows=generation.rows or 0)
     most = max(generation.peak_bytes, training.peak_bytes) + kept.total()
-    fits = most <= scene.memory_limit * KEEPS_BELOW
+    fits = most <= scene.memory_limit * KEEP_GRAPHS_BELOW
     choice = config.rollout.keep_graphs
     keeps = bool(kept) and (choice is When.always or (choice is When.auto and fits))
     if keeps:
@@ -129,7 +129,7 @@ def _plan_ppo(scene: PhaseMemory, like: PhasePlan | None) -> PhasePlan:
 
 
 def _candidate_rows(scene: PhaseMemory, rollout: RolloutPlan) -> list[int]:
-    """Return candidate numbers of responses to decode at once; generate() decodes all at once."""
+    """Return candidate numbers of responses to decode at once; hf and vLLM decode all at once."""
     share, settings = rollout.per_rank, scene.config.rollout
     if settings.backend in (Backend.hf, Backend.vllm_server):
         return [share]
@@ -168,8 +168,8 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     if not gathers:
         parts["buffers"] += memory_model.gathered_weight_bytes(at, actor)
     shared = min(config.ppo.responses_per_prompt, rows) if settings.backend is Backend.fast else 1
-    how = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
-    how = replace(how, shared=shared)
+    sampling = build_sampling(scene, responses=responses, rows=rows, gathers=gathers)
+    sampling = replace(sampling, shared=shared)
     return PhasePlan(
         phase=Phase.ppo,
         micro_batch=0,
@@ -177,7 +177,7 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         gathers=gathers,
         moments={"generation": parts},
         host=scene.offloaded_bytes,
-        step_seconds={"generate": time_model.sampling_seconds(at, actor, how)},
+        step_seconds={"generate": time_model.sampling_seconds(at, actor, sampling)},
         steps=scene.load.steps,
     )
 
@@ -198,8 +198,8 @@ def _plan_training(
     score, train = 0.0, 0.0
     updates = config.ppo.ppo_epochs * rollout.mini_batches
     for model in scene.models:
-        readings = _count_scoring_passes(scene) if model.role is Role.actor else 1
-        score += readings * scene.no_grad_seconds(
+        passes = _count_scoring_passes(scene) if model.role is Role.actor else 1
+        score += passes * scene.no_grad_seconds(
             model, sequences=rollout.per_rank, micro=micro, answer=scene.response_tokens
         )
         if not model.trained:
@@ -296,8 +296,8 @@ def seconds_outside_ppo_steps(
         seconds_each = share * sampling.step_seconds.get("generate", 0.0)
     elif prompts:
         rows = min(sampling.rows or prompts, prompts)
-        how = build_sampling(scene, responses=prompts, rows=rows, gathers=sampling.gathers)
-        seconds_each = time_model.sampling_seconds(scene.at, scene.models[0], how)
+        answers = build_sampling(scene, responses=prompts, rows=rows, gathers=sampling.gathers)
+        seconds_each = time_model.sampling_seconds(scene.at, scene.models[0], answers)
     for model in scene.models:
         seconds_each += scene.no_grad_seconds(
             model, sequences=prompts, micro=micro, answer=scene.response_tokens
@@ -320,8 +320,8 @@ def _corpus_seconds(scene: PhaseMemory, micro: int) -> float:
 def copied_weight_bytes(scene: PhaseMemory, *, is_gathered: bool) -> int:
     """Return the bytes of weights that the fast rollout copies.
 
-    On a CPU, all weights are copied into the order in which decoding reads them. On a GPU, weights
-    are copied only if the model keeps them in another precision than decoding uses.
+    On a CPU, weights that are not gathered are copied into the order in which decoding reads them.
+    On a GPU, weights are copied only if the model keeps them in another precision than decoding.
     """
     at, actor = scene.at, scene.models[0]
     if not at.machine.is_gpu:
@@ -350,7 +350,7 @@ def cuda_graph_bytes(scene: PhaseMemory, during: Parts, *, rows: int) -> Parts:
     uses_graphs = rollout.cuda_graphs and rollout.backend is Backend.fast
     if scene.at.is_sharded(actor) or not uses_graphs or not scene.at.machine.is_gpu:
         return Counter()
-    per_logit = GRAPH_LOGIT + (TOP_P_LOGIT if rollout.top_p < 1 else 0)
+    per_logit = GRAPH_LOGIT_BYTES + (TOP_P_LOGIT_BYTES if rollout.top_p < 1 else 0)
     return Counter(
         kv_cache=during["kv_cache"],
         logits=rows * actor.shape.vocab * per_logit,
@@ -369,7 +369,7 @@ def _building_peak_bytes(scene: PhaseMemory) -> Parts:
     if not scene.at.machine.is_gpu:
         return states
     built, peaks = Counter(process=states["process"]), []
-    for model in sorted(scene.models, key=lambda model: ORDER.index(model.role)):
+    for model in sorted(scene.models, key=lambda model: BUILD_ORDER.index(model.role)):
         held = Counter(scene.model_states[model.role].device)
         del held["gradients"]
         adam_bytes = _first_step_adam_bytes(scene, model)

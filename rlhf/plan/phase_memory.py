@@ -21,18 +21,18 @@ from rlhf.plan.steps import Load
 from rlhf.plan.time_model import CostModel, ForwardWork, forward_bytes, no_grad_pass_seconds
 
 KEPT_FREED = 1.4  # ratio of allocated to used memory if the process keeps freed memory
-PREPARING = 1.0  # seconds per phase to tokenize its data and build its engines
-LOADED = 0.5e9  # bytes of weights read or written per second
-FRAGMENTED = 0.03  # share of the memory lost to fragmentation on a CPU
-FRAGMENTED_GPU = 0.02  # share lost on a GPU, with expandable segments (rlhf/base/command.py)
-MOST_FILLED = 0.97  # share of the rest of a GPU that a plan may fill: estimates may be 7 % off
+PREPARATION_SECONDS = 1.0  # per phase, to tokenize its data and build its engines
+LOAD_RATE = 0.5e9  # bytes of weights read or written per second
+CPU_FRAGMENTATION = 0.03  # share of the memory lost to fragmentation on a CPU
+GPU_FRAGMENTATION = 0.02  # share lost on a GPU with expandable segments (base/command.py)
+MOST_FILLED = 0.97  # share of the rest of a GPU that a plan may fill: estimates can be 7 % off
 CUDA_CONTEXT = 0.8 * GIB  # bytes of a process on a GPU, with its libraries' workspaces
-NCCL = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
+NCCL_BYTES = 0.5 * GIB  # bytes of the buffers of several communicators: an estimate
 CPU_PROCESS = 0.6 * GIB  # bytes of a process after its first steps, with torch and transformers
 PHASE_GROWTH = 0.12 * GIB  # bytes of code and buffers that oneDNN and torch keep per phase
 STEP_GROWTH = 0.2 * GIB  # bytes added by step MANY_STEPS, because matrices of new sizes occur
 MANY_STEPS = 300
-RECORD = 2000  # bytes in memory per example
+RECORD_BYTES = 2000  # bytes in memory per example
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class PhaseMemory:
         """
         machine, backend = self.at.machine, self.config.rollout.backend
         if not machine.is_gpu:
-            return machine.memory * (1 - FRAGMENTED)
+            return machine.memory * (1 - CPU_FRAGMENTATION)
         most = 1.0 if backend is Backend.hybrid_engine else MOST_FILLED
-        return machine.memory * (1 - FRAGMENTED_GPU) * most
+        return machine.memory * (1 - GPU_FRAGMENTATION) * most
 
     @property
     def offloaded_bytes(self) -> int:
@@ -102,7 +102,7 @@ class PhaseMemory:
             parts += held
         machine, config = self.at.machine, self.config
         if machine.is_gpu:
-            parts["process"] = int(CUDA_CONTEXT + (NCCL if machine.ranks > 1 else 0))
+            parts["process"] = int(CUDA_CONTEXT + (NCCL_BYTES if machine.ranks > 1 else 0))
         else:
             parts["process"] = int(cpu_process_bytes(config, self.phase, self.load))
         return parts
@@ -187,7 +187,7 @@ class PhaseMemory:
     def preparation_seconds(self) -> float:
         """Return the seconds to prepare the data, build the models and save them at the end."""
         weights = sum(model.weights * self.at.bytes_per_weight(model) for model in self.models)
-        return PREPARING + weights / LOADED
+        return PREPARATION_SECONDS + weights / LOAD_RATE
 
     def _gradient_bucket_bytes(self, model: ModelUse, *, kept: bool) -> int:
         """Return the bytes of the model's gradient buckets that are ``kept``, or else freed again.
@@ -249,4 +249,4 @@ def cpu_process_bytes(config: RunConfig, phase: Phase, load: Load) -> float:
     if phase is Phase.ppo:
         steps *= config.ppo.ppo_epochs * rollout_plan(config).mini_batches
     sizes = (earlier + 1) * STEP_GROWTH * min(1.0, steps / MANY_STEPS)
-    return CPU_PROCESS + RECORD * load.records + earlier * PHASE_GROWTH + sizes
+    return CPU_PROCESS + RECORD_BYTES * load.records + earlier * PHASE_GROWTH + sizes

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rlhf.plan.plan import Plan
 
 BUILDING = "building"  # name of the moment in which models are built, before the first step
-FILLED = 0.93  # share of a GPU above which a plan is avoided, or warns: estimates may be 7 % off
-ROOM = 0.25  # a plan within FILLED is preferred even if it is 25 % slower
+FILLED = 0.93  # share of a GPU above which a plan is avoided or gets a warning; see MOST_FILLED
+SLOWER_FOR_ROOM = 0.25  # a plan within FILLED is preferred even if it is 25 % slower
 SLACK = 0.05  # on a GPU, a plan that is up to 5 % slower counts as equally fast
 
 
@@ -117,8 +117,8 @@ def select_fastest(
     fastest = min(map(seconds, plans))
     if not machine.is_gpu:
         return [plan for plan in plans if seconds(plan) == fastest]
-    worth = fastest * (1 + ROOM)
+    slowest = fastest * (1 + SLOWER_FOR_ROOM)
     roomy = [each for each in plans if leaves_room(each, machine)]
-    plans = [each for each in roomy if seconds(each) <= worth] or plans
+    plans = [each for each in roomy if seconds(each) <= slowest] or plans
     most = min(map(seconds, plans)) * (1 + SLACK)
     return [plan for plan in plans if seconds(plan) <= most]

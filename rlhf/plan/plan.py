@@ -70,16 +70,16 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each thing that the user should know before the run starts."""
-        found = [text for phase in self.phases for text in self._warn_of_phase(phase)]
+        sentences = [text for phase in self.phases for text in self._warn_of_phase(phase)]
         if self.fits and not self.is_roomy:
             remedy = "hardware.on_oom=reduce_micro_batch continues when memory runs out"
-            if ways := "; ".join(self.roomier_overrides):
-                remedy = f"What leaves more room: {ways}"
-            found.append(
+            if overrides := "; ".join(self.roomier_overrides):
+                remedy = f"What leaves more room: {overrides}"
+            sentences.append(
                 f"memory is nearly full ({self.peak_bytes / GIB:.1f} of {self.limit / GIB:.1f} GiB)"
                 f", and runs have taken up to 7 % more than planned. {remedy}"
             )
-        return tuple(found)
+        return tuple(sentences)
 
     def _warn_of_phase(self, phase: PhasePlan) -> Iterator[str]:
         config, seconds = self.config, sum(phase.step_seconds.values())
@@ -87,8 +87,8 @@ class Plan:
         if limit is not None and minutes > limit:
             yield (
                 f"launcher.watchdog_minutes={limit:g}: a step of {phase.phase} takes about "
-                f"{minutes:.0f} minutes; a part of it that gives no sign for {limit:g} minutes "
-                f"ends the run. Set launcher.watchdog_minutes={2 * minutes:.0f}"
+                f"{minutes:.0f} minutes, and the run ends if a part of a step takes more than "
+                f"{limit:g} minutes. Set launcher.watchdog_minutes={2 * minutes:.0f}"
             )
         learner = self.models[phase.phase][0].role
         passes = batch_plans(config)[phase.phase].per_rank // phase.micro_batch
@@ -242,7 +242,7 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Return the bytes of checkpoints of the largest phase: all kept ones and the one written.
+        """Return the bytes of the largest phase's checkpoints: those kept, and one being written.
 
         A checkpoint has, for every trained weight, the fp32 weight, two moments and all copies, and
         the fp32 weights of a frozen model that an option changes.
@@ -277,12 +277,12 @@ def plan_run(
     # rates vary from day to day; with other micro-batches the same seed would give another run.
     typical = machine_of(config.hardware, typical_rates())
     machine = machine_of(config.hardware)
-    found = assume_loads(config) if loads is None else loads
+    phase_loads = assume_loads(config) if loads is None else loads
     # Models are the same under all ZeRO settings; build them once, as shapes may come from files.
     order = [phase for phase in config.phase.order if phase not in finished]
     models = {phase: models_in_phase(config, phase) for phase in order}
 
-    def build_plan(candidate: RunConfig, machine: Machine, like: Plan | None = None) -> Plan:
+    def build_plan(candidate: RunConfig, machine: Machine, earlier: Plan | None = None) -> Plan:
         shares = efficiency_of(machine)
         if config.rollout.backend is Backend.hybrid_engine:
             from rlhf.options.hybrid_engine.costs import DEEPSPEED_CHAT
@@ -296,11 +296,11 @@ def plan_run(
         )
         scenes = [
             PhaseMemory(
-                config=candidate, at=at, phase=phase, models=models[phase], load=found[phase]
+                config=candidate, at=at, phase=phase, models=models[phase], load=phase_loads[phase]
             )
             for phase in order
         ]
-        choices = like.phases if like else [None] * len(scenes)
+        choices = earlier.phases if earlier else [None] * len(scenes)
         return Plan(
             asked=config,
             loads=loads,
@@ -308,24 +308,24 @@ def plan_run(
             machine=machine,
             models=models,
             phases=tuple(map(plan_phase, scenes, choices)),
-            records=max(load.records for load in found.values()),
+            records=max(load.records for load in phase_loads.values()),
             limit=scenes[0].memory_limit,
         )
 
     best = select_best_plan(
         [build_plan(candidate, typical) for candidate in zero_candidates(config, typical)]
     )
-    return build_plan(best.config, machine, like=best)
+    return build_plan(best.config, machine, earlier=best)
 
 
 def efficiency_of(machine: Machine) -> Efficiency:
     """Return the shares of the peak rates that ``machine`` reaches."""
-    found = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
+    shares = EFFICIENCY[Device.cuda if machine.is_gpu else Device.cpu]
     if (share := machine.training_share) is not None:
-        scoring = min(1.0, share * found.scoring / found.training)
-        found = replace(found, training=share, scoring=scoring)
+        scoring = min(1.0, share * shares.scoring / shares.training)
+        shares = replace(shares, training=share, scoring=scoring)
     is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
-    return replace(found, **COMPILED) if is_compiled and not machine.is_gpu else found
+    return replace(shares, **COMPILED) if is_compiled and not machine.is_gpu else shares
 
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:
@@ -338,7 +338,7 @@ def select_best_plan(plans: Sequence[Plan]) -> Plan:
 class Decision(NamedTuple):
     """The result of planning: the configuration to run, its plan, and ``notes`` to print.
 
-    The notes name options without effect, and the reason if the run could not be planned.
+    The notes are the plan's warnings, or why there is no plan, and options without effect.
     """
 
     config: RunConfig
@@ -368,10 +368,10 @@ def plan_and_configure(
         reason = f"no plan of memory and time: {error}"
         return Decision(config, None, (reason, *describe_idle_options(config)))
     if config.plan is PlanMode.check and not plan.fits:
-        ways = "; ".join(plan.fitting_overrides)
-        known = f"what fits: {ways}" if ways else "the planner knows no change that fits"
+        overrides = "; ".join(plan.fitting_overrides)
+        known = f"what fits: {overrides}" if overrides else "the planner knows no change that fits"
         raise ConfigError(
-            f"{plan.misfit_reason}; {known}. plan=only shows the parts, plan=off skips this check"
+            f"{plan.misfit_reason}; {known}. plan=only shows the plan, plan=off skips this check"
         )
     config = resolve_auto(plan)
     validate(config)

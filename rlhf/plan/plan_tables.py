@@ -25,15 +25,15 @@ MIB = 2**20
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of plan.json: memory in GiB (2^30 bytes) per rank, time in hours."""
     zero, machine = plan.config.zero, plan.machine
-    found: dict[str, Any] = {"fits": plan.fits}
+    content: dict[str, Any] = {"fits": plan.fits}
     if plan.misfit_reason is not None:
-        found |= {"reason": plan.misfit_reason, "what_fits": plan.fitting_overrides}
+        content |= {"reason": plan.misfit_reason, "what_fits": plan.fitting_overrides}
     offloaded = [
         name.removeprefix("offload_")
         for name in vars(zero)
         if name.startswith("offload_") and getattr(zero, name)
     ]
-    return found | {
+    return content | {
         "zero": plan.zero_stages,
         "offloaded": offloaded,
         "micro_batch": {phase.phase.value: phase.micro_batch for phase in plan.phases},
@@ -72,8 +72,8 @@ def _memory_purposes(plan: Plan) -> list[str]:
     """Return the purposes of memory in the order of the table; purposes of options come last."""
     models = (model for models in plan.models.values() for model in models)
     copies = (name for model in models for name in model.fp32_copies)
-    found = (part for phase in plan.phases for part in phase.peak_parts)
-    return list(dict.fromkeys((*STATES, *copies, *WORK, *found)))
+    purposes = (part for phase in plan.phases for part in phase.peak_parts)
+    return list(dict.fromkeys((*STATES, *copies, *WORK, *purposes)))
 
 
 def _token_lengths(plan: Plan, phase: Phase) -> dict[str, tuple[float, int]]:
@@ -158,8 +158,8 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     table.add_row("steps", *(str(phase.steps or "?") for phase in plan.phases))
     lengths = [_token_lengths(plan, phase.phase) for phase in plan.phases]
     for name in dict.fromkeys(name for each in lengths for name in each):
-        found = (each.get(name) for each in lengths)
-        cells = ("" if tokens is None else "{:.0f} (max {})".format(*tokens) for tokens in found)
+        pairs = (each.get(name) for each in lengths)
+        cells = ("" if pair is None else "{:.0f} (max {})".format(*pair) for pair in pairs)
         table.add_row(f"{name}, tokens", *cells)
     activities = (part for phase in plan.phases for part in phase.step_seconds if part != "train")
     for part in dict.fromkeys(("generate", "score", *activities, "train")):
@@ -175,8 +175,8 @@ def render_plan(plan: Plan) -> list[RenderableType]:
     if plan.fits:
         models, checkpoints = plan.saved_model_bytes / GB, plan.checkpoint_bytes / GB
         disk = f"models on disk: {models:.1f} GB, checkpoints up to {checkpoints:.1f} GB"
-        answer = f"fits: {_cost_text(plan)}; {disk}"
-        return [table, answer, *notes]
+        verdict = f"fits: {_cost_text(plan)}; {disk}"
+        return [table, verdict, *notes]
     ways = (f"what fits: {way}" for way in plan.fitting_overrides)
     return [table, f"does not fit: {plan.misfit_reason}", *ways, *notes]
 

@@ -13,10 +13,10 @@ from rlhf.config.choices import SPLIT_PHASES, Phase, Source
 from rlhf.config.schema.run import RunConfig
 from rlhf.options import DataConfig
 
-COUNTED = (".jsonl", ".csv")  # file types with one example per line
+COUNTED_SUFFIXES = (".jsonl", ".csv")  # file types with one example per line
 KNOWN_SIZES: Mapping[str, int] = read_yaml_beside(__file__, "known_sizes.yaml")
-ENOUGH = sys.maxsize  # held-out examples: evaluations use as many as they may
-LARGEST = 2**30  # bytes; the lines of larger files are not counted
+ENOUGH = sys.maxsize  # held-out examples: evaluations use as many as their keys allow
+LARGEST_COUNTED = 2**30  # bytes; the lines of larger files are not counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Load:
     """The work of one phase: number of steps, and lengths of its examples, pairs or prompts."""
 
     steps: int | None
-    """Optimizer steps, or rounds of PPO; None if the examples cannot be counted."""
+    """Optimizer steps, or PPO steps; None if the examples cannot be counted."""
     lengths: tuple[int, ...]
     """Tokens per sequence (in PPO, per prompt), sorted; every entry is equally likely."""
     held_out: int = 0
@@ -51,9 +51,9 @@ class Load:
         of a micro-batch have similar lengths if ``is_sorted``, otherwise random lengths.
         """
         share = micro / (micro + 1)  # expected maximum of ``micro`` uniform random numbers
-        places = [(i + share) / passes if is_sorted else share for i in range(passes)]
+        quantiles = [(i + share) / passes if is_sorted else share for i in range(passes)]
         return tuple(
-            self.lengths[min(int(p * len(self.lengths)), len(self.lengths) - 1)] for p in places
+            self.lengths[min(int(q * len(self.lengths)), len(self.lengths) - 1)] for q in quantiles
         )
 
 
@@ -76,7 +76,7 @@ def assume_loads(config: RunConfig) -> dict[Phase, Load]:
 
 
 def count_steps(config: RunConfig, phase: Phase) -> int | None:
-    """Return the optimizer steps (PPO: rounds) of a phase; None if examples cannot be counted."""
+    """Return the optimizer steps, or PPO steps, of a phase; None if examples cannot be counted."""
     examples = count_examples(config.data, phase)
     if examples is not None:
         return max(1, num_phase_steps(config, phase, examples=examples))
@@ -102,9 +102,9 @@ def total_examples(data: DataConfig) -> int | None:
         sizes = [KNOWN_SIZES.get(each.path, 0) * each.weight for each in data.sets.values()]
         return int(sum(sizes)) if all(sizes) else None
     path = expand_user_path(data.path, key="data.path") if isinstance(data.path, str) else None
-    if path is None or path.suffix not in COUNTED or not path.is_file():
+    if path is None or path.suffix not in COUNTED_SUFFIXES or not path.is_file():
         return None
-    if path.stat().st_size > LARGEST:
+    if path.stat().st_size > LARGEST_COUNTED:
         return None
     with path.open("rb") as file:
         return sum(1 for _ in file)
@@ -120,7 +120,7 @@ def describe_examples(data: DataConfig, records: int = 0) -> str:
         toy = "toy " if data.source is Source.synthetic else ""
         return f"{data.size:,} generated {toy}examples (data={data.source})"
     paths = data.path if isinstance(data.path, list) else [data.path]
-    place = ", ".join(map(str, data.sets if data.path is None else paths))
+    origin = ", ".join(map(str, data.sets if data.path is None else paths))
     if total is None:
-        return f"{place}, whose number of examples is not known (data.size)"
-    return f"{total:,} examples of {place}"
+        return f"{origin}, whose number of examples is not known (data.size)"
+    return f"{total:,} examples of {origin}"

@@ -18,7 +18,7 @@ from rlhf.plan.memory_model import MemorySetting, kv_cache_bytes, layer_activati
 
 ADAM_BYTES = 28  # bytes read and written per weight: gradient, master, two moments and weight
 NVME_BYTES = 24  # bytes read and written per weight: master and moments
-INT8 = 0.5  # bytes of int8 relative to half precision
+INT8_SHARE = 0.5  # bytes of int8 weights relative to half precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class CostModel(MemorySetting):
         """Return the costs of a process on one of these devices that holds a whole model.
 
         The stage is the run's, or the highest stage with whole weights if that is lower. Stage 0
-        would not do, since the precision of the weights depends on the stage.
+        would be wrong, since the precision of the weights depends on the stage.
         """
         stage = min(self.zero.stage, SHARDED_WEIGHTS - 1)
         zero = replace(self.zero, stage=stage, offload_parameters=False)
@@ -151,7 +151,7 @@ def gather_weights_seconds(
         return 0.0
     size = model.weights * costs.bytes_per_weight(model)
     is_int8 = zero.quantize_weights or (zero.quantize_frozen_weights and model.extra_weights)
-    moved = size * (INT8 if is_int8 else 1)
+    moved = size * (INT8_SHARE if is_int8 else 1)
     seconds = 0.0
     if machine.ranks > 1:
         seconds = _all_gather_seconds(costs, moved, within_node=within_node)
@@ -185,7 +185,7 @@ def training_seconds(costs: CostModel, model: ModelUse, work: ForwardWork) -> fl
     compute *= 1 + backward_to_forward_ratio(model)
     forward = gather_weights_seconds(costs, model)
     backward = gather_weights_seconds(costs, model, within_node=zero.hpz_partition_size > 1)
-    # Stages 2 and 3 reduce after every micro-batch.
+    # Stages 2 and 3 reduce gradients after every micro-batch, other stages once per step.
     reduces = work.passes if costs.stage(model) > 1 else 1
     moved = work.passes * (forward + backward) + reduces * _gradient_reduce_seconds(costs, model)
     together = max(compute, moved) if zero.overlap_comm else compute + moved
@@ -197,9 +197,9 @@ def _gradient_reduce_seconds(costs: CostModel, model: ModelUse) -> float:
     if machine.ranks == 1:
         return 0.0
     is_int4 = zero.quantize_gradients and machine.nodes > 1  # on one node nothing is quantized
-    moved = model.trained * costs.bytes_per_weight(model) * (INT8 / 2 if is_int4 else 1)
-    both = 2 if costs.stage(model) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
-    return both * _all_gather_seconds(costs, moved)
+    moved = model.trained * costs.bytes_per_weight(model) * (INT8_SHARE / 2 if is_int4 else 1)
+    rounds = 2 if costs.stage(model) < 2 else 1  # noqa: PLR2004  stages 0, 1: all-reduce
+    return rounds * _all_gather_seconds(costs, moved)
 
 
 def optimizer_seconds(costs: CostModel, model: ModelUse) -> float:
@@ -207,18 +207,18 @@ def optimizer_seconds(costs: CostModel, model: ModelUse) -> float:
     machine, zero = costs.machine, costs.zero
     stage = costs.stage(model)
     share = model.trained / (machine.ranks if stage else 1)
-    back = 0.0
+    gather_back = 0.0
     if stage in (1, 2) and machine.ranks > 1:
-        back = _all_gather_seconds(costs, model.trained * costs.bytes_per_weight(model))
+        gather_back = _all_gather_seconds(costs, model.trained * costs.bytes_per_weight(model))
     # On a CPU the states are in the host's memory in any case.
     if not zero.offload_optimizer or not stage or not machine.is_gpu:
-        return share * ADAM_BYTES / costs.bandwidth + back
+        return share * ADAM_BYTES / costs.bandwidth + gather_back
     of_node = share * machine.ranks_per_node
     seconds = of_node * ADAM_BYTES / HOST_MEMORY_BANDWIDTH
     seconds += 2 * share * costs.bytes_per_weight(model) / machine.host_link
     if zero.nvme_path is not None:
         seconds += of_node * NVME_BYTES / machine.nvme_of_node
-    return seconds + back
+    return seconds + gather_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,26 +239,26 @@ class Sampling:
     """Responses to the same prompt, which share its prefill."""
 
 
-def sampling_seconds(costs: CostModel, actor: ModelUse, how: Sampling) -> float:
+def sampling_seconds(costs: CostModel, actor: ModelUse, sampling: Sampling) -> float:
     """Return the seconds of a rollout: compute-bound prefill, then decoding one token at a time."""
-    machine, efficiency, tp = costs.machine, costs.efficiency, how.tensor_parallel
+    machine, efficiency, tp = costs.machine, costs.efficiency, sampling.tensor_parallel
     shape, size = actor.shape, costs.bytes_per_weight(actor)
-    waves = math.ceil(how.responses / how.rows)
-    tokens = how.prompt_tokens + how.response_tokens
-    prompts = how.responses / how.shared
-    prefill = forward_flops(actor, sequences=prompts, tokens=how.prompt_tokens, positions=1)
-    step = forward_flops(actor, sequences=how.rows, tokens=1, positions=1)
-    seen = round(how.prompt_tokens + tokens) // 2
-    cached = kv_cache_bytes(shape, rows=how.rows, tokens=seen, size=size)
+    waves = math.ceil(sampling.responses / sampling.rows)
+    tokens = sampling.prompt_tokens + sampling.response_tokens
+    prompts = sampling.responses / sampling.shared
+    prefill = forward_flops(actor, sequences=prompts, tokens=sampling.prompt_tokens, positions=1)
+    step = forward_flops(actor, sequences=sampling.rows, tokens=1, positions=1)
+    seen = round(sampling.prompt_tokens + tokens) // 2
+    cached = kv_cache_bytes(shape, rows=sampling.rows, tokens=seen, size=size)
     rate = machine.operations * efficiency.scoring
     decode = max(actor.weights * size / tp / costs.bandwidth, step / rate) + efficiency.step_seconds
     decode += cached / (machine.bandwidth * efficiency.attention)
     layer = efficiency.layer_seconds + efficiency.decode_calls * machine.call_seconds
-    decode += shape.layers * layer * how.layer_factor
+    decode += shape.layers * layer * sampling.layer_factor
     if tp > 1:  # two all-reduces over the group's ranks in every layer
-        message = how.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
+        message = sampling.rows * tp * shape.hidden * size / (machine.link * efficiency.link)
         waiting = efficiency.message_seconds * math.log2(tp)
         decode += 2 * shape.layers * (waiting + message)
-    gather_seconds = gather_weights_seconds(costs, actor)
-    gathering = gather_seconds if how.gathers else waves * how.response_tokens * gather_seconds
-    return prefill / rate + waves * how.response_tokens * decode + gathering
+    times_gathered = 1 if sampling.gathers else waves * sampling.response_tokens
+    gathering = times_gathered * gather_weights_seconds(costs, actor)
+    return prefill / rate + waves * sampling.response_tokens * decode + gathering

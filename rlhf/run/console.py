@@ -1,4 +1,4 @@
-"""Terminal output: the only module that prints.
+"""Terminal output of runs and commands: lines, tables and progress.
 
 rich is imported when a console is created, so that importing this module is fast.
 """
@@ -94,7 +94,7 @@ class Console:
 
     @contextmanager
     def full_screen(self) -> Generator[Callable[[RenderableType], None]]:
-        """Yield a function that fills the terminal with a renderable, or prints it otherwise."""
+        """Yield a function that fills the terminal with a renderable, or prints it in a file."""
         from rich.live import Live
 
         if not self.is_terminal:

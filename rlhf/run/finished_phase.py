@@ -71,8 +71,8 @@ def finish_phase(
 def verify_phase(run_dir: Path, phase: Phase) -> str | None:
     """Compare a finished phase with its manifest; return a notice if log lines are lost, or None.
 
-    A phase of an older version, whose manifest is missing or has no lines, is accepted with a
-    notice. Lines that a network drive accepted after the manifest was written are not compared.
+    For a phase of an older version, whose manifest is missing or has no lines, the notice says what
+    is not verified. Lines that were written after the manifest are not compared.
 
     Raises:
         CheckpointError: naming the file that is missing, added or damaged, and the repair.
@@ -84,16 +84,16 @@ def verify_phase(run_dir: Path, phase: Phase) -> str | None:
         manifest = read_json_object(folder / MANIFEST)
         files = manifest["files"]
         listed = {name.partition("/")[0] for name in files}
-        # STATE, and files of the user
+        # The checkpoints, and files that the user has added, are not verified.
         others = {each.name for each in find_entries(folder, "*")} - listed
         check_files(folder, files, skip=others)
         if "lines" not in manifest:
             return f"{folder / MANIFEST} is of an older version: log lines are not verified"
         for name in manifest["lines"].keys() & LOGS:
-            marks, found = manifest["lines"][name].split(), list[str]()
+            marks, present = manifest["lines"][name].split(), list[str]()
             with suppress(CheckpointError):  # a damaged line
-                found = mark_lines(run_dir / name, phase)
-            if found[: len(marks)] != marks:
+                present = mark_lines(run_dir / name, phase)
+            if present[: len(marks)] != marks:
                 return (
                     f"{run_dir / name} does not have the {len(marks)} lines that {phase} wrote: "
                     "the models are intact, but the report may lack curves, samples or alarms"
@@ -111,9 +111,9 @@ def verify_model(folder: Path) -> None:
         return
     with _add_repair_advice(phase_dir):
         files = read_json_object(phase_dir / MANIFEST)["files"]
-        own = {name.removeprefix(prefix): files[name] for name in files if name.startswith(prefix)}
-        if own:
-            check_files(folder, own, skip=())
+        listed = [name for name in files if name.startswith(prefix)]
+        if listed:
+            check_files(folder, {n.removeprefix(prefix): files[n] for n in listed}, skip=())
 
 
 def phase_lines(path: Path, phase: str) -> Iterator[bytes]:
@@ -138,9 +138,9 @@ def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
         yield
     except (CheckpointError, OSError, ValueError, TypeError, AttributeError, LookupError) as error:
         is_named = isinstance(error, CheckpointError)
-        what = str(error) if is_named else f"{phase_dir / MANIFEST} is damaged: {error!r}."
+        problem = str(error) if is_named else f"{phase_dir / MANIFEST} is damaged: {error!r}."
         raise CheckpointError(
-            f"{what} Restore it, or remove {phase_dir / RESULT}: "
+            f"{problem} Restore it, or remove {phase_dir / RESULT}: "
             f"python launch.py resume={phase_dir.parent} then trains {phase_dir.name} again"
         ) from error
 

@@ -24,7 +24,7 @@ from rlhf.methods import installed_methods
 from rlhf.options.replay.keys import LOG as DIGESTS
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
 
-OPTIONS_LOGS = (  # the files that options and methods add to LOGS
+OPTIONS_LOGS = (  # names of the logs of options and methods
     ROLLOUTS,
     DIGESTS,
     *(method.log for method in installed_methods() if method.log is not None),
@@ -63,7 +63,7 @@ class JsonlWriter:
             self.is_late = is_transient(error)
             if not self.is_late:
                 raise CheckpointError(
-                    f"{self._path} cannot be written ({error.strerror}). What it has is intact; "
+                    f"{self._path} cannot be written ({error.strerror}). Its lines are intact; "
                     f"{remedy_of(error)}, and resume the run"
                 ) from error
 
@@ -76,9 +76,9 @@ class JsonlWriter:
             self._file = self._open()
             self._file.truncate(self._size)
         try:
-            rest = memoryview(self._held)
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            unwritten = memoryview(self._held)
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError:
             with suppress(OSError):
                 self._file.close()

@@ -44,7 +44,7 @@ TABLE = merge_tables(
 )
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _parse_groups(TABLE)
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
-# Our metric for each name of another program.
+# The name of our metric for each name that another program gives it.
 OTHER_NAMES: Mapping[str, str] = {
     name: ours
     for ours, names in read_yaml_beside(__file__, "other_metrics.yaml").items()
@@ -68,8 +68,8 @@ def documented_name(name: str) -> str:
 
 def better_direction(name: str) -> str | None:
     """Return "higher" or "lower" if such values of a metric are better; None if neither is."""
-    found = METRICS.get(documented_name(name))
-    return None if found is None else found.better
+    info = METRICS.get(documented_name(name))
+    return None if info is None else info.better
 
 
 def describe_undocumented_metric(name: str) -> str | None:
@@ -77,7 +77,7 @@ def describe_undocumented_metric(name: str) -> str | None:
     if documented_name(name) in METRICS:
         return None
     nearest = difflib.get_close_matches(name, METRICS, n=1, cutoff=0.0)[0]
-    return f"{name} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
+    return f"{name} is in no metrics.yaml; the nearest documented metric is {nearest}"
 
 
 def varies_between_runs(name: str) -> bool:

@@ -19,11 +19,11 @@ from rlhf.config.freeze import FROZEN, METHODS, read_command, read_frozen_keys
 from rlhf.methods import installed_methods
 from rlhf.run.results import finished_phases, read_phase_result
 
-PLACES = ("run_dir", "resume")  # config keys that are places, not settings of the model
+FOLDER_KEYS = ("run_dir", "resume")  # config keys that name folders, not settings of the model
 # Entries of results about time, memory or the run that trained a phase, not about the model.
 NOT_MEASURES = ("seconds", "planned", "measured", "reused_from")
 MOST_FILES = 20  # files of data that a card lists
-LIMITS = """\
+LIMITS_OF_USE = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
   it is not safe to deploy.
 - It learned from the data above only, besides the model that it started from. The data may have
@@ -32,8 +32,8 @@ LIMITS = """\
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""
-LONGEST = 100  # maximum number of characters of an example's question or prompt
-# A prompt of a single turn: the last question of a conversation is not understood alone.
+LONGEST_TEXT = 100  # maximum number of characters of an example's question or prompt
+# Matches a prompt of one turn: alone, the last question of a longer conversation is unclear.
 QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
 
 
@@ -84,7 +84,7 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _limits(keys: Mapping[str, Any]) -> str:
     """Return the limits of a model, as a list, from the config keys of its run."""
-    limits = LIMITS + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
+    limits = LIMITS_OF_USE + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
     for method in installed_methods():
         if f"{METHODS}.{method.name}" in keys:
             (summary, *_) = str(inspect.getdoc(type(method))).splitlines()
@@ -98,24 +98,24 @@ def _settings_of_command(
     """Yield each key that the words of a command set, and the value that the run used."""
     for word in words:
         key, sign, typed = word.lstrip("+~").partition("=")
-        if sign and not word.startswith("-") and key not in PLACES:
+        if sign and not word.startswith("-") and key not in FOLDER_KEYS:
             yield key, _format_value(keys.get(key, typed))
 
 
 def _run_table_rows(run_dir: Path, keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the directories of the run and of runs whose phases it reuses (last two parts)."""
+    """Yield the last two parts of the directories of the run, and of runs that it has phases of."""
     source_run = keys.get("from_run")
-    places = {"run": str(run_dir.resolve()), "started from": source_run}
+    directories = {"run": str(run_dir.resolve()), "started from": source_run}
     for phase in finished_phases(run_dir):
         origin = (read_phase_result(run_dir, phase) or {}).get("reused_from")
-        places[f"{phase} of"] = None if origin == source_run else origin
-    for what, place in places.items():
-        if place is not None:
-            yield what, _format_value(str(place))
+        directories[f"{phase} of"] = None if origin == source_run else origin
+    for what, directory in directories.items():
+        if directory is not None:
+            yield what, _format_value(str(directory))
 
 
 def _data_file_rows(run_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yield the data files, as they were when the run began; at most ``MOST_FILES`` by name."""
+    """Yield up to ``MOST_FILES`` data files, as the run began with them; count the other files."""
     data = (files for key, files in (INPUTS.read(run_dir) or {}).items() if key.startswith("data."))
     files = [pair for files_of_key in data for pair in files_of_key.items()]
     for path, (size, sha256) in files[:MOST_FILES]:
@@ -129,11 +129,11 @@ def _data_table_rows(
 ) -> Iterator[tuple[str, str]]:
     yield "source", _format_value(keys["data.source"])
     sets = [str(v) for k, v in keys.items() if k.startswith("data.sets.") and k.endswith(".path")]
-    place = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
-    yield "from", _format_value(place)
+    source = keys["data.path"] or sets or f"{keys['data.size']} generated examples"
+    yield "from", _format_value(source)
     yield "proportions of SFT, reward and PPO", _format_value(keys["data.split"])
-    has_own = keys["data.eval_path"]
-    yield "held out", "files of their own" if has_own else _format_value(keys["data.eval_share"])
+    has_files = keys["data.eval_path"]
+    yield "held out", "separate files" if has_files else _format_value(keys["data.eval_share"])
     for phase, (train, held_out) in rows.items():
         yield f"{phase}: examples", f"{train} to train on, {held_out} held out"
 
@@ -145,7 +145,7 @@ def _format_value(value: Any) -> str:
         )
     if isinstance(value, list):
         return ", ".join(map(_format_value, value))
-    if isinstance(value, str) and value.startswith("/"):  # who gets the card has other folders
+    if isinstance(value, str) and value.startswith("/"):  # a folder that readers may not have
         return "/".join(Path(value).parts[-2:])
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -160,8 +160,8 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
     With a chat template the example passes a message, otherwise the prompt itself.
     """
     if has_chat_template:
-        found = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
-        question = _quote_shortest_text(found, "Your question")
+        questions = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
+        question = _quote_shortest_text(questions, "Your question")
         argument, index = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
     else:
         argument, index = _quote_shortest_text(prompts, "Your prompt"), ""
@@ -185,5 +185,5 @@ def scorer_example(folder: str, text: str) -> list[str]:
 
 
 def _quote_shortest_text(texts: Iterable[str], otherwise: str) -> str:
-    short = min((text for text in texts if len(text) <= LONGEST), key=len, default=otherwise)
+    short = min((text for text in texts if len(text) <= LONGEST_TEXT), key=len, default=otherwise)
     return json.dumps(short, ensure_ascii=False)

@@ -1,6 +1,6 @@
 """Write model folders that appear complete or not at all.
 
-Weights may arrive one at a time: only the weights of one file are in memory.
+Weights may arrive one at a time; then only one file's are in memory, unless experts are split.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def rename_to_saved_names(model: PreTrainedModel, stream: Stream) -> Iterator[Na
 def hold_tensors(
     stream: Stream, *, most_bytes: int, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield copies on ``device`` of the tensors, at most ``most_bytes`` (or one tensor) at a time.
+    """Yield dicts of copies on ``device`` of the tensors: at most ``most_bytes``, or one tensor.
 
-    The dict is emptied when the next one is requested.
+    Each dict is emptied when the next one is requested.
     """
     held: dict[str, Tensor] = {}
     for name, tensor in stream:
@@ -120,7 +120,7 @@ def hold_tensors(
 def write_shards(
     folder: Path, stream: Stream, shard_bytes: int, after_file: Callable[[], None] = beat
 ) -> None:
-    """Write files of at most ``shard_bytes`` (or of a single larger tensor), and their index."""
+    """Write files of at most ``shard_bytes`` (or one larger tensor); of several, also an index."""
     from safetensors.torch import save_file
 
     shards: list[list[str]] = []
@@ -138,7 +138,7 @@ def write_shards(
     files = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
     for number, file in enumerate(files):
         (folder / f"{number}.part").rename(folder / file)
-    places = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-    index = {"metadata": sizes, "weight_map": dict(sorted(places.items()))}
+    weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+    index = {"metadata": sizes, "weight_map": dict(sorted(weight_map.items()))}
     text = json.dumps(index, indent=2) + "\n"
     (folder / "model.safetensors.index.json").write_text(text)

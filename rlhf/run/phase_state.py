@@ -1,4 +1,4 @@
-"""Store and load checkpoints inside a phase, and the phase's best step so far.
+"""Store and load checkpoints of a phase in progress, and record its best step so far.
 
     <run>/<phase>/state/step-00000040/
         ENGINE/*.safetensors   the training state of one model (rlhf/engine/training_state.py);
@@ -50,11 +50,11 @@ from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
-STATE_FORM = {"step": int, "logs": {OTHERS: int}}
+STATE_FORM = {"step": int, "logs": {OTHERS: int}}  # what state.json must contain
 GIB = 1 << 30
 RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
 Streams = Mapping[str, Iterable[TensorSlice]]  # this rank's slices of each engine's tensors
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
 class SkippedError(CheckpointError):
@@ -88,13 +88,13 @@ class Checkpoint(NamedTuple):
                 raise CheckpointError(
                     f"{self.folder}: {engine} has no {name}: it is the checkpoint of another model"
                 )
-            first, last, _ = part.indices(sys.maxsize)
-            found = [
-                content[max(first - start, 0) : last - start]
+            begin, end, _ = part.indices(sys.maxsize)
+            pieces = [
+                content[max(begin - start, 0) : end - start]
                 for start, content in slices[name]
-                if not start or (start < last and first < start + content.get_shape()[0])
+                if not start or (start < end and begin < start + content.get_shape()[0])
             ]
-            return torch.cat(found)
+            return torch.cat(pieces)
 
         return read_part
 
@@ -111,7 +111,7 @@ def write_checkpoint(
     state: Mapping[str, Any],
     *,
     wanted_bytes: int,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_RANK,
 ) -> None:
     """Write the checkpoint after ``step``; ``streams`` yield this rank's slices of each engine.
 
@@ -119,7 +119,7 @@ def write_checkpoint(
 
     Raises:
         SkippedError: if all retries of a rank failed.
-        CheckpointError: if the drive has no room or is read-only; earlier checkpoints stay.
+        CheckpointError: if it cannot be written, as on a full drive; earlier checkpoints stay.
     """
     from safetensors import SafetensorError
 
@@ -133,7 +133,7 @@ def write_checkpoint(
             raise CheckpointError(
                 f"{folder}: a checkpoint needs {wanted_bytes / GIB:.3g} GiB, and "
                 f"{free / GIB:.3g} GiB are free. Earlier checkpoints are intact; make room and "
-                "resume the run, or set checkpoint.every_minutes=null"
+                "resume the run, or write none (checkpoint.every_minutes=null, every_steps=null)"
             )
         return cleanup.enter_context(replace_atomically(folder))
 
@@ -189,8 +189,8 @@ def _write_json_files(building: Path, state: Mapping[str, Any], files: dict[str,
 def checkpoint_folders(phase_dir: Path) -> list[Path]:
     """Return the folders of a phase's checkpoints, verified or not, the latest first; no links."""
     state = phase_dir / STATE
-    found = () if phase_dir.is_symlink() or state.is_symlink() else find_entries(state, "step-*")
-    folders = (each for each in found if each.is_dir() and not each.is_symlink())
+    entries = () if phase_dir.is_symlink() or state.is_symlink() else find_entries(state, "step-*")
+    folders = (each for each in entries if each.is_dir() and not each.is_symlink())
     return sorted((each for each in folders if each.name[5:].isdecimal()), reverse=True)
 
 
@@ -203,18 +203,18 @@ def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:
 
 
 def find_latest_intact_checkpoint(
-    phase_dir: Path, say: Callable[[str], None], ranks: Ranks = ALONE
+    phase_dir: Path, say: Callable[[str], None], ranks: Ranks = SINGLE_RANK
 ) -> Checkpoint | None:
     """Return the latest intact checkpoint, or None; ``say`` prints a warning if one is damaged."""
     for folder in ranks.all_gather(checkpoint_folders(phase_dir))[0]:
         try:
             return load_checkpoint(folder, ranks)
         except CheckpointError as error:
-            say(f"warning: {error} It is not used")
+            say(f"warning: {error} The checkpoint is not used")
     return None
 
 
-def load_checkpoint(folder: Path, ranks: Ranks = ALONE) -> Checkpoint:
+def load_checkpoint(folder: Path, ranks: Ranks = SINGLE_RANK) -> Checkpoint:
     """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
     return ranks.together(lambda: _load_verified(folder, ranks))[0]
 
@@ -228,12 +228,12 @@ def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
         share = dict([*files.items()][ranks.rank :: ranks.size])
         check_files(folder, share, skip={MANIFEST, *files} - share.keys())
         state = read_json(folder / STATE_JSON, STATE_FORM, keeps_nan=True)
-        found = Checkpoint(folder, state["step"], state)
-        if folder != checkpoint_folder(folder.parents[1], found.step):
-            raise CheckpointError(f"{folder} is of step {found.step}: it was renamed.")
+        checkpoint = Checkpoint(folder, state["step"], state)
+        if folder != checkpoint_folder(folder.parents[1], checkpoint.step):
+            raise CheckpointError(f"{folder} is of step {checkpoint.step}: it was renamed.")
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from error
-    return found
+    return checkpoint
 
 
 def _flush_folder(folder: Path) -> None:
@@ -263,11 +263,11 @@ class BestStep:
         return cls(config.best, config.patience, better_direction(config.best) == "lower")
 
     def update(
-        self, values: Mapping[str, float], step: int, *, is_resting: bool = False
+        self, values: Mapping[str, float], step: int, *, is_frozen: bool = False
     ) -> str | None:
         """Record the metrics after ``step``; return why the phase should stop early, or None.
 
-        NaN is never the best. Evaluations while the policy ``is_resting`` (frozen) are not counted.
+        NaN is never the best. Evaluations while the policy ``is_frozen`` use up no patience.
 
         Raises:
             ConfigError: if ``values`` lacks the metric.
@@ -276,7 +276,7 @@ class BestStep:
             return None
         if self.metric not in values:
             raise ConfigError(
-                f"checkpoint.best={self.metric}: this run does not measure it; it measures "
+                f"checkpoint.best={self.metric}: this run does not measure it; use one of "
                 f"{', '.join(values)}"
             )
         value = values[self.metric]
@@ -285,7 +285,7 @@ class BestStep:
         if is_better and not math.isnan(value):
             self.value, self.step, self.waits = value, step, 0
             return None
-        self.waits += not is_resting
+        self.waits += not is_frozen
         if self.patience is None or self.waits < self.patience:
             return None
         if self.value is None:

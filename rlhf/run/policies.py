@@ -1,4 +1,4 @@
-"""The list of all policies that a run may have."""
+"""The list of all policies that a run may have, with the names that files give them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DERIVED_MODELS = {policy.model for policy in DERIVED}
 
 def folders_by_policy_name() -> dict[str, list[str]]:
     """Return the model folders of each policy name in samples.jsonl, newest first."""
-    found: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     for policy in POLICIES:
-        found.setdefault(policy.model, []).insert(0, policy.folder)
-    return found
+        folders.setdefault(policy.model, []).insert(0, policy.folder)
+    return folders

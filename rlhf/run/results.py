@@ -1,4 +1,4 @@
-"""Read and write results and attempts, and read plans: JSON files that appear complete.
+"""Read and write results and attempts, and read plans, all in JSON; each file appears complete.
 
 Each attempt at a run records what it begins with, for ``python -m rlhf_lab.verify``.
 """
@@ -26,7 +26,7 @@ from rlhf.config.choices import Phase
 from rlhf.config.freeze import COMMAND, FROZEN
 from rlhf.config.schema.run import RunConfig
 
-# Key of the configuration -> absolute path -> size and SHA-256, of each file that a run was given.
+# Key of the configuration -> absolute path of each file that it gives a run -> size and SHA-256.
 Inputs = dict[str, dict[str, Identity]]
 
 
@@ -72,8 +72,8 @@ def read_run_result(run_dir: Path) -> dict[str, Any] | None:
 def read_objective(run_dir: Path) -> float | None:
     """Return the objective of a run; None if it is not finite, or the run has not ended."""
     path = run_dir / RESULT
-    found = read_json_object(path).get("objective") if path.exists() else None
-    return float(found) if isinstance(found, int | float) else None
+    objective = read_json_object(path).get("objective") if path.exists() else None
+    return float(objective) if isinstance(objective, int | float) else None
 
 
 def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ def read_plan(run_dir: Path, say: Callable[[str], None] | None = None) -> dict[s
 
 
 def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> list[str]:
-    """Append the hashes of the files that define a run, and the ``environment`` that computes it.
+    """Append to attempts.json the hashes of files that define a run, and its ``environment``.
 
     Return how the environment differs from that of the last attempt.
     """
@@ -106,8 +106,8 @@ def record_attempt(run_dir: Path, environment: Mapping[str, str]) -> list[str]:
 
 def read_attempts(run_dir: Path) -> list[dict[str, Any]]:
     """Return the attempts at a run, oldest first; [] if an older version ran it."""
-    found = ATTEMPTS.read(run_dir) or {"attempts": []}
-    return list(found["attempts"])
+    stored = ATTEMPTS.read(run_dir) or {"attempts": []}
+    return list(stored["attempts"])
 
 
 def hash_files(folder: Path, names: Iterable[str]) -> dict[str, str | None]:

@@ -25,10 +25,10 @@ LEAST_EXPLAINED = 0.03  # share of the returns' variance that a useful critic ex
 LEAST_SAMPLES = 0.3  # effective sample size of a rollout, as a share of its tokens
 MORE_DUPLICATES = 0.3  # allowed rise of the share of the same response since the start
 LEAST_ENTROPY = 0.05  # least share of the mean entropy of the first BASE_STEPS steps
-MOST_EQUAL_GROUPS = 0.9  # share of the groups
-ROUNDING = 1e-6  # scores that deviate less are equal; relative to their mean if that is above 1
-RISE = 0.25  # a score has risen if it grew by this many standard deviations of the start
-LEAST_MOVE = 0.01  # nats per sequence; a policy with a larger KL has left its reference
+MOST_EQUAL_GROUPS = 0.9  # share of groups whose responses have equal scores
+EQUAL_STD = 1e-6  # scores of a smaller deviation are equal; times their mean if that is above 1
+SCORE_RISE = 0.25  # scores have risen if they grew by so many standard deviations of the start
+LEAST_MOVE = 0.01  # nats per sequence; a policy with a larger KL has moved from its reference
 GOLD_FALL = 0.04  # fall of the mean gold score (0 to 1) that is allowed while the score rises
 GOLD_WINDOW = 3  # evaluations that are averaged
 SCORE_WINDOW = 3  # steps that are averaged
@@ -74,9 +74,9 @@ def first_divergence(alarms: Iterable[Alarm]) -> Alarm | None:
 
 def describe_divergence(alarms: Iterable[Alarm]) -> str | None:
     """Return "NaN since ..." for a run that has raised not_finite, otherwise None."""
-    if (first := first_divergence(alarms)) is None:
+    if (divergence := first_divergence(alarms)) is None:
         return None
-    return f"NaN since {first.phase.upper()} step {first.step} ({first.metric})"
+    return f"NaN since {divergence.phase.upper()} step {divergence.step} ({divergence.metric})"
 
 
 class Rule(NamedTuple):
@@ -93,9 +93,9 @@ def _mean_at_start(values: Sequence[float]) -> float:
     return mean_of(values[:BASE_STEPS])
 
 
-def _start_condition(wrong: Callable[[float, float], bool]) -> Condition:
+def _start_condition(is_wrong: Callable[[float, float], bool]) -> Condition:
     """Build a condition on the latest value and the mean of the first BASE_STEPS values."""
-    return lambda all_, _: len(all_) > BASE_STEPS and wrong(all_[-1], _mean_at_start(all_))
+    return lambda all_, _: len(all_) > BASE_STEPS and is_wrong(all_[-1], _mean_at_start(all_))
 
 
 def _is_gold_falling(gold: Sequence[float], series: ValuesByMetric) -> bool:
@@ -116,16 +116,16 @@ def _running_means(values: Sequence[float]) -> list[float]:
 
 
 def _has_equal_scores(name: str, series: ValuesByMetric) -> bool:
-    """Return True if all responses of the latest step had the same score ``name``."""
+    """Return True if scores were equal in the latest step; ``name`` is ppo/score, for example."""
     if not series[f"{name}_std"]:  # an older version did not log the metric
         return False
-    return series[f"{name}_std"][-1] <= ROUNDING * max(1.0, abs(series[f"{name}_mean"][-1]))
+    return series[f"{name}_std"][-1] <= EQUAL_STD * max(1.0, abs(series[f"{name}_mean"][-1]))
 
 
 def _has_score_risen(series: ValuesByMetric) -> bool:
     """Return True if scores rose since the start: equal scores may then all be the best."""
     scores = series["ppo/score_mean"]
-    margin = max(RISE * _mean_at_start(series["ppo/score_std"]), ROUNDING)
+    margin = max(SCORE_RISE * _mean_at_start(series["ppo/score_std"]), EQUAL_STD)
     return mean_of(scores[-SCORE_WINDOW:]) > _mean_at_start(scores) + margin
 
 
@@ -171,30 +171,30 @@ RULES = {
     AlarmName(name): Rule(**entry)
     for name, entry in read_yaml_beside(__file__, "alarms.yaml").items()
 }
-READ = {rule.metric for rule in RULES.values()}
-READ |= {"ppo/eval_score", "ppo/actor_learning_rate", "ppo/score_mean", "ppo/clipped_score_mean"}
-MOST_SKIPPED = 20  # steps in a row; a loss scale of fp16 needs fewer to find its value
+NEEDED = {rule.metric for rule in RULES.values()}
+NEEDED |= {"ppo/eval_score", "ppo/actor_learning_rate", "ppo/score_mean", "ppo/clipped_score_mean"}
+MOST_SKIPPED = 20  # skipped steps in a row without an alarm; fp16's loss scale settles in fewer
 NOT_FINITE_ADVICE = "A metric is not a number: lower the learning rate, or use hardware.dtype=fp32."
 
 
 class AlarmRules:
     """A checker of the alarms' rules, which keeps the metrics of the steps so far.
 
-    ``is_fp32``: rollouts and training both compute in fp32.
+    ``muted`` alarms are never raised. ``is_fp32``: rollouts and training both compute in fp32.
     """
 
     def __init__(self, muted: Collection[AlarmName] = (), *, is_fp32: bool = False) -> None:
         self._muted = muted
         self._is_fp32 = is_fp32
         # Arrays take 8 bytes per step, and only metrics that rules read are kept: runs are long.
-        self._series = {name: array("d") for name in READ}
-        self._held: dict[AlarmName, int] = {}
+        self._series = {name: array("d") for name in NEEDED}
+        self._wrong_steps: dict[AlarmName, int] = {}  # in a row, up to the latest step
         self._raised: set[AlarmName] = set()
         self._skipped = 0  # steps in a row with a skipped update
 
     def check(self, phase: str, step: int, values: Mapping[str, float]) -> list[Alarm]:
         """Add the metrics of a step; return the alarms that it raises."""
-        found = []
+        alarms = []
         self._skipped = self._skipped + 1 if values.get(f"{phase}/skipped_steps") else 0
         for name, value in values.items():
             if name in self._series:
@@ -203,7 +203,7 @@ class AlarmRules:
             is_harmless = name.endswith("grad_norm") and 0 < self._skipped <= MOST_SKIPPED
             if not math.isfinite(value) and name.startswith(phase) and not is_harmless:
                 alarm = Alarm(phase, step, AlarmName.not_finite, name, value, NOT_FINITE_ADVICE)
-                found += self._raise_once(alarm)
+                alarms += self._raise_once(alarm)
         for name, rule in RULES.items():
             if rule.metric not in values or not math.isfinite(values[rule.metric]):
                 continue
@@ -212,12 +212,12 @@ class AlarmRules:
             is_wrong = (
                 CONDITIONS[name](series, self._series) if limit is None else series[-1] > limit
             )
-            held = self._held.get(name, 0) + 1 if is_wrong else 0
-            self._held[name] = held
-            if held >= rule.patience:
+            self._wrong_steps[name] = self._wrong_steps.get(name, 0) + 1 if is_wrong else 0
+            if self._wrong_steps[name] >= rule.patience:
                 value = values[rule.metric]
-                found += self._raise_once(Alarm(phase, step, name, rule.metric, value, rule.advice))
-        return found
+                alarm = Alarm(phase, step, name, rule.metric, value, rule.advice)
+                alarms += self._raise_once(alarm)
+        return alarms
 
     def _raise_once(self, alarm: Alarm) -> list[Alarm]:
         if alarm.name in self._raised or alarm.name in self._muted:

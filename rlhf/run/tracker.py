@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rlhf.run.step_alarms import Alarm
 
-ENDS = 10  # times tracking.timeout_seconds: limit of a tracker's start, conclude and finish
+LONG_CALL = 10  # times tracking.timeout_seconds: limit of a tracker's start, conclude and finish
 
 
 class Token(NamedTuple):
@@ -74,9 +74,9 @@ class Tracker:
 
 def numbers_for_histograms(log: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Return the finite floats in ``lines`` of the file ``log``, by histograms/LOG/NAME."""
-    found: dict[str, list[float]] = {}
+    numbers: dict[str, list[float]] = {}
     for line in lines:
         for name, value in line.items():
             if isinstance(value, float) and math.isfinite(value):
-                found.setdefault(f"histograms/{Path(log).stem}/{name}", []).append(value)
-    return found
+                numbers.setdefault(f"histograms/{Path(log).stem}/{name}", []).append(value)
+    return numbers

@@ -26,7 +26,7 @@ from rlhf.options import Backend
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
 from rlhf.run.metric_table import describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
-from rlhf.run.tracker import ENDS, Sample, Token, Tracker, numbers_for_histograms
+from rlhf.run.tracker import LONG_CALL, Sample, Token, Tracker, numbers_for_histograms
 
 
 class TensorBoardTracker(Tracker):
@@ -66,7 +66,7 @@ class TensorBoardTracker(Tracker):
         self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
     def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write a histogram of each number of an option's log."""
+        """Write a histogram of each numeric field of an option's log."""
         import torch
 
         for name, values in numbers_for_histograms(log, lines).items():
@@ -136,11 +136,11 @@ class IsolatedTracker:
         """Build the tracker; raise its error, or TimeoutError. ``seconds`` limits each call."""
         self._seconds, self._calls = seconds, SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
         Thread(target=self._run_calls, daemon=True).start()
-        self.tracker: Tracker = self._await(build, ENDS)
+        self.tracker: Tracker = self._await(build, LONG_CALL)
 
     def call(self, function: Callable[[Tracker], object], *, is_end: bool = False) -> None:
         """Call ``function`` with the tracker; raise its error, or TimeoutError."""
-        self._await(partial(function, self.tracker), ENDS if is_end else 1)
+        self._await(partial(function, self.tracker), LONG_CALL if is_end else 1)
 
     def _await(self, function: Callable[[], Any], times: int) -> Any:
         future, seconds = Future[Any](), times * self._seconds
@@ -325,7 +325,7 @@ class FileTracker(Tracker):
         if writer.is_late and not was_late:
             self._say(
                 f"warning: the drive refused {self._run_dir / name} several times. The run "
-                "continues; the lines are written when the drive takes them"
+                "continues; the lines are written when the drive accepts them"
             )
 
 
@@ -346,15 +346,15 @@ def build_tracker(
     if config.tracking.wandb is not WandbMode.disabled:
         from rlhf.run.wandb_run import WandbTracker
 
-        place = run_dir.resolve()
-        is_job = place.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
+        path = run_dir.resolve()
+        is_job = path.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
         builders["Weights & Biases"] = partial(
             WandbTracker,
             config.tracking,
             run_dir,
             asdict(config),
-            name=place.name,
-            group=place.parent.name if is_job else config.name,
+            name=path.name,
+            group=path.parent.name if is_job else config.name,
             job_type="+".join(config.phase.order),
         )
     if config.tracking.tensorboard:
@@ -366,7 +366,7 @@ def build_tracker(
     for name, build in builders.items():
         with translate_errors(partial(_refuse_tracker, name)):
             others[name] = IsolatedTracker(build, config.tracking.timeout_seconds)
-    # A server computes in a precision of its own.
+    # A server chooses its own precision.
     is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)
     trackers.repeat_logs(run_dir, config.ppo.steps)
@@ -374,17 +374,17 @@ def build_tracker(
 
 
 def _refuse_tracker(name: str, reason: str) -> CapabilityError:
-    return CapabilityError(f"tracking: {name} does not start ({reason}); repair it or leave it out")
+    return CapabilityError(f"tracking: {name} does not start ({reason}); repair it or remove it")
 
 
 def _import_tracker(target: str) -> Callable[[RunConfig, Path], Tracker]:
-    """Return the class or function that ``package.module:NAME`` names."""
+    """Return the class or function that ``target``, a package.module:NAME, names."""
     module, _, name = target.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        tracker = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"tracking.others={target}: {error}; give package.module:NAME of a class that "
             "PYTHONPATH reaches, and that takes the configuration and the run directory"
         ) from error
-    return cast("Callable[[RunConfig, Path], Tracker]", found)
+    return cast("Callable[[RunConfig, Path], Tracker]", tracker)

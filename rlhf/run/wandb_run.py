@@ -23,7 +23,7 @@ from rlhf.base.stored_files import (
 from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
-from rlhf.run.tracker import ENDS, Sample, Tracker, numbers_for_histograms
+from rlhf.run.tracker import LONG_CALL, Sample, Tracker, numbers_for_histograms
 
 if TYPE_CHECKING:
     import wandb
@@ -123,7 +123,7 @@ class WandbTracker(Tracker):
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
     def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Send a histogram of each number of an option's log, unless W&B has it already."""
+        """Send a histogram of each numeric field of an option's log, unless W&B has it already."""
         import wandb
 
         shown = {
@@ -210,11 +210,11 @@ def _build_data_artifact(data: Mapping[str, Any]) -> wandb.Artifact:
     """Return the artifact of a run's data: its keys, and references to local files."""
     import wandb
 
-    kind, given = data["source"], data["path"]
-    artifact = wandb.Artifact(f"data-{kind}", type="dataset", metadata=dict(data))
-    paths = given if isinstance(given, list) else [given] if given is not None else []
+    source, paths = data["source"], [] if data["path"] is None else data["path"]
+    artifact = wandb.Artifact(f"data-{source}", type="dataset", metadata=dict(data))
+    paths = paths if isinstance(paths, list) else [paths]
     paths = [*paths, *(each["path"] for each in data["sets"].values())]
-    for number, path in enumerate(paths if kind == Source.local else []):
+    for number, path in enumerate(paths if source == Source.local else []):
         place = Path(path).expanduser().resolve()
         if place.exists():  # not a pattern of several files
             artifact.add_reference(place.as_uri(), name=f"{number}-{place.name}", checksum=False)
@@ -258,7 +258,7 @@ def _start_run(
         init_timeout=INIT_TIMEOUT_SECONDS,
         # Console capture would record every frame of the progress bar.
         console="off",
-        finish_timeout=0.9 * ENDS * config.timeout_seconds,
+        finish_timeout=0.9 * LONG_CALL * config.timeout_seconds,
         finish_timeout_raises=True,
         # quiet still prints an online run's address; silent prints nothing, for offline runs.
         quiet=True,
@@ -311,17 +311,17 @@ def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
 
     data, position, parts = read_bytes(path) or b"", FILE_HEADER, b""
     while position + HEADER <= len(data):
-        left = BLOCK - position % BLOCK
-        if left < HEADER:
-            position += left  # the rest of a block is padding
+        remaining = BLOCK - position % BLOCK
+        if remaining < HEADER:
+            position += remaining  # the rest of a block is padding
             continue
-        _crc, length, kind = struct.unpack_from("<IHB", data, position)
+        _crc, length, chunk_kind = struct.unpack_from("<IHB", data, position)
         position += HEADER
         if position + length > len(data):
             return
         parts += data[position : position + length]
         position += length
-        if kind in {FULL, LAST}:
+        if chunk_kind in {FULL, LAST}:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             parts = b""
@@ -329,7 +329,7 @@ def read_wandb_records(path: Path) -> Iterator[tuple[Any, int]]:
 
 
 def cut_incomplete_records(run_dir: Path) -> None:
-    """Cut the files of killed attempts after their last complete record; remove those without one.
+    """Cut files of killed attempts after their last complete record; remove files that have none.
 
     ``wandb sync`` stops at an incomplete record, and does not upload the attempts that follow.
     """
@@ -343,11 +343,11 @@ def cut_incomplete_records(run_dir: Path) -> None:
 
 def read_wandb_history(run_dir: Path) -> list[dict[str, Any]]:
     """Return what all attempts of a run have logged: one dict per call of ``log``."""
-    found = []
+    logged = []
     for path in find_offline_files(run_dir):
         for record, _ in read_wandb_records(path):
             if record.HasField("history"):
                 items = record.history.item
                 named = {item.key or "/".join(item.nested_key): item.value_json for item in items}
-                found.append({name: json.loads(value) for name, value in named.items()})
-    return found
+                logged.append({name: json.loads(value) for name, value in named.items()})
+    return logged

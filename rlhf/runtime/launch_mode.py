@@ -1,4 +1,4 @@
-"""Decide how, and by which command, ranks start; reads only the hostfile and .deepspeed_env."""
+"""Decide how, and by which command, ranks start; read only the hostfile and .deepspeed_env."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class LaunchMode(StrEnum):
 class SlurmTask(NamedTuple):
     """One task of a SLURM job, which is one node of the run."""
 
-    number: int
-    size: int
+    number: int  # from 0
+    num_tasks: int
     first_host: str
 
 
@@ -91,7 +91,7 @@ def launch_mode(config: RunConfig, environment: Mapping[str, str]) -> LaunchMode
 def launch_commands(
     config: RunConfig, program: Program, environment: Mapping[str, str]
 ) -> list[list[str]]:
-    """Return the commands, as words, that start the ranks: one or, if by hand, one per node."""
+    """Return commands that start the ranks: one, or one per node for a user who starts them."""
     python, script, arguments = program
     hardware, launcher = config.hardware, config.launcher
     ranks = f"--nproc-per-node={hardware.ranks_per_node}"
@@ -105,10 +105,10 @@ def launch_commands(
         case LaunchMode.hostfile:
             refuse_variables_of_one_node(environment)
             deepspeed = [python, "-m", "deepspeed.launcher.runner"]
-            first = launcher.master_addr  # if null, DeepSpeed asks the first node for its address
+            master = launcher.master_addr  # if null, DeepSpeed asks the master node for its address
             options = [
                 f"--hostfile={expand_user_path(launcher.hostfile or '', key='launcher.hostfile')}",
-                *([] if first is None else [f"--master_addr={first}"]),
+                *([] if master is None else [f"--master_addr={master}"]),
                 f"--master_port={port}",
                 "--no_local_rank",
             ]
@@ -137,7 +137,7 @@ def launch_commands(
 def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the address and port of the first node, to which all nodes connect.
 
-    The port follows from a SLURM job's number: jobs on the same node rarely have equal ports.
+    A port that is not set follows from a SLURM job's number: jobs on a node rarely share a port.
     """
     task, port = find_slurm_task(environment), launcher.master_port or DEFAULT_PORT
     address = launcher.master_addr or (task.first_host if task is not None else "localhost")
@@ -147,7 +147,7 @@ def rendezvous_address(launcher: LauncherConfig, environment: Mapping[str, str])
 
 
 def find_slurm_task(environment: Mapping[str, str]) -> SlurmTask | None:
-    """Return the SLURM task that this process runs; None outside of a SLURM job."""
+    """Return the SLURM task that this process runs; None if SLURM set no variables of a task."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if not nodes or "SLURM_PROCID" not in environment or "SLURM_NTASKS" not in environment:
         return None
@@ -169,7 +169,7 @@ def read_whole_number(environment: Mapping[str, str], name: str, least: int = 0)
 def first_host(nodes: str) -> str:
     """Return the first name in a SLURM node list: ``a[01-02,7],b`` begins with a01."""
     if not re.fullmatch(r"([^,\[\]]|\[\d+(-\d+)?(,\d+(-\d+)?)*\]|,(?!,))+", nodes):
-        raise ConfigError(f"the list of nodes of SLURM {nodes}: must be like a[01-02,7],b")
+        raise ConfigError(f"SLURM's list of nodes {nodes}: must be like a[01-02,7],b")
     name = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes)[0]
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", name)
 
@@ -177,11 +177,11 @@ def first_host(nodes: str) -> str:
 def _check_slurm_task(task: SlurmTask, nodes: int, environment: Mapping[str, str]) -> None:
     """Check that the SLURM job has exactly one task for each node of the run."""
     has_node_count = "SLURM_NNODES" in environment
-    on_nodes = read_whole_number(environment, "SLURM_NNODES") if has_node_count else task.size
-    if not task.size == on_nodes == nodes:
+    on_nodes = read_whole_number(environment, "SLURM_NNODES") if has_node_count else task.num_tasks
+    if not task.num_tasks == on_nodes == nodes:
         raise ConfigError(
-            f"SLURM_NTASKS={task.size} on SLURM_NNODES={on_nodes} with hardware.nodes={nodes}: "
-            "a run has one task on each node, which starts the node's ranks; "
+            f"SLURM_NTASKS={task.num_tasks} on SLURM_NNODES={on_nodes} with hardware.nodes="
+            f"{nodes}: a run has one task on each node, which starts the node's ranks; "
             f"use srun --nodes={nodes} --ntasks-per-node=1, or hardware.nodes={on_nodes}"
         )
 
@@ -200,13 +200,13 @@ def refuse_variables_of_one_node(environment: Mapping[str, str]) -> None:
         lines = " and ".join(f"{name}={environment[name]}" for name in missing)
         raise ConfigError(
             f"{missing[0]} is set here, and the DeepSpeed launcher does not pass it to the nodes "
-            f"of launcher.hostfile: write {lines} to .deepspeed_env in this folder, on a line each"
+            f"of launcher.hostfile: write {lines} to {file_name} in this folder, one per line"
         )
     for name in (each for each in SECRETS if each in environment and each not in passed):
         raise ConfigError(
             f"{name} is set here, and the DeepSpeed launcher does not pass it to the nodes of "
-            f"launcher.hostfile, or would print it: type `{SECRETS[name]}` once on each node (once "
-            f"in all if they share the home folder), and start with `env -u {name} python ...`"
+            f"launcher.hostfile, or would print it: type `{SECRETS[name]}` on each node (only "
+            f"once if they share the home folder), and start with `env -u {name} python ...`"
         )
 
 
@@ -227,11 +227,11 @@ def check_hostfile(config: RunConfig) -> None:
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        if (found := re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)) is None:
+        if (match := re.fullmatch(r"\s*(\S+)\s+slots=(\d+)\s*(?:#.*)?", line)) is None:
             raise ConfigError(
                 f"{name}:{number}: {line.strip()}: must be `name slots=N`, with N ranks on the node"
             )
-        host, slots = found[1], int(found[2])
+        host, slots = match[1], int(match[2])
         if host in hosts:
             raise ConfigError(f"{name}:{number}: {host} is listed twice; keep one line per host")
         if slots != hardware.ranks_per_node:

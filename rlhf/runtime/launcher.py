@@ -69,14 +69,14 @@ def start_ranks(
         with make_context(run_dir) if run_dir is not None and leads else nullcontext():
             return _start_by_mode(config, run_dir, script, mode)
     except OutOfMemoryError as error:
-        less = with_less_memory(config)
-        if less is None or run_dir is None or mode not in {LaunchMode.process, LaunchMode.node}:
+        smaller = with_less_memory(config)
+        if smaller is None or run_dir is None or mode not in {LaunchMode.process, LaunchMode.node}:
             raise
         reason = str(error).partition(". ")[0]
     sys.stderr.write(f"{reason}; continuing with smaller micro-batches\n")
-    write_frozen_config(less, run_dir)
+    write_frozen_config(smaller, run_dir)
     if mode is LaunchMode.node:  # new processes do not hold the memory of the old ranks
-        return start_ranks(less, run_dir, script, make_context)
+        return start_ranks(smaller, run_dir, script, make_context)
     return _continue_in_new_process(run_dir, script)
 
 
@@ -230,8 +230,8 @@ def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path
 
     Raises:
         LostRankError: if a signal ended a rank, which the message names, or a rank lost the others.
-        RlhfError: with the message of the rank that failed.
-        RuntimeError: if the rank has printed a traceback.
+        RlhfError: with the message of the rank that refused the run, ran out of memory or hung.
+        RuntimeError: if the failed rank has printed a traceback.
     """
     if failure is not None and failure.kind is FailureKind.out_of_memory:
         raise OutOfMemoryError(failure.message)

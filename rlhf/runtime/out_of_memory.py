@@ -1,4 +1,4 @@
-"""Out of memory in a phase: report the plan and the keys that help, or use smaller batches."""
+"""Explain out-of-memory errors by plan and keys that help, or use smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf.run.results import read_plan
 
 # Some out-of-memory errors are plain RuntimeErrors, recognized by these parts of their messages:
 # errors of torch's CPU allocator, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
-MESSAGES = (
+ALLOCATION_ERRORS = (
     *("can't allocate memory", "not enough memory", "out of memory"),
     *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
     "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no free GPU memory
@@ -43,14 +43,14 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         keys = _memory_saving_overrides(config, phase)
         if micro > 1:
             keys.insert(0, f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}")
-        first = str(error).strip().partition("\n")[0].rstrip(".")
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
         failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
-            f"{_describe_planned_memory(run_dir, phase)}: {first or type(error).__name__}. "
+            f"{_describe_planned_memory(run_dir, phase)}: {first_line or type(error).__name__}. "
         )
         raise OutOfMemoryError(
-            f"{failed}python launch.py resume={run_dir} {' '.join(keys)} continues "
-            "with less memory; hardware.on_oom=reduce_micro_batch does so by itself"
+            f"{failed}python launch.py resume={run_dir} {' '.join(keys)} continues with less memory"
+            + ("; hardware.on_oom=reduce_micro_batch does so by itself" if micro > 1 else "")
             if keys
             else f"{failed}No key that resume may change needs less memory here: start a run with "
             "model.gradient_checkpointing=true, for the reward model and critic "
@@ -66,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES):
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATION_ERRORS):
         return True
     earlier = error.__cause__ or error.__context__
     return earlier is not None and is_out_of_memory(earlier)
@@ -85,7 +85,7 @@ def _memory_saving_overrides(config: RunConfig, phase: Phase) -> list[str]:
 
 
 def smaller_micro_batch(config: RunConfig, phase: Phase) -> int:
-    """Return the largest smaller micro-batch size of ``phase`` that divides a rank's batch."""
+    """Return the next smaller micro-batch size of ``phase`` that divides a rank's batch."""
     plan = batch_plans(config)[phase]
     return next(size for size in range(plan.micro - 1, 0, -1) if not plan.per_rank % size)
 

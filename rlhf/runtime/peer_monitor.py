@@ -27,14 +27,14 @@ KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT
 GRACE_S = 1.0
 CONNECT_S = 60.0  # time limit of a connection to rank 0, seconds
 LOOPBACK = "127.0.0.1"
-LONGEST = 1 << 20  # maximum size of a message, bytes
+MAX_MESSAGE_BYTES = 1 << 20
 
 
 class PeerMonitor:
     """This rank's connections: to rank 0, or from rank 0 to all others; one thread reads each.
 
-    ``on_loss`` is called once, from such a thread, with the reason why another rank ended, and must
-    end the process.
+    ``on_loss`` is called once, from a thread, with the reason why another rank or the launcher
+    ended, and must end the process.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PeerMonitor:
         _enable_keepalive(peer)
         with peer, peer.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             if token is not None:
-                hello = json.loads(lines.readline(LONGEST))
+                hello = json.loads(lines.readline(MAX_MESSAGE_BYTES))
                 if not isinstance(hello, dict) or hello.get("token") != token:
                     return
                 name = str(hello["name"])
@@ -107,7 +107,7 @@ class PeerMonitor:
             is_lost = True  # until the peer reports that it is done
             with self._lock:
                 self._peers.add(peer)
-            while line := lines.readline(LONGEST):
+            while line := lines.readline(MAX_MESSAGE_BYTES):
                 news = json.loads(line)
                 name, is_lost = news.get("name", name), is_lost and "done" not in news
                 if "failed" in news:
@@ -119,15 +119,15 @@ class PeerMonitor:
                 f"{name} ended without an error: it was killed, or its node is down"
             )
 
-    def _end_after_loss(self, what: str) -> None:
+    def _end_after_loss(self, cause: str) -> None:
         """End this rank after the grace period, unless another rank sends its error before then."""
         with self._lock:
-            self._cause = self._cause or what
+            self._cause = self._cause or cause
         if not self._is_over.wait(GRACE_S):
             self._end_this_rank(self._cause)
 
     def _end_this_rank(self, cause: str) -> None:
-        """End this rank because another rank has ended; only the first cause counts."""
+        """End this rank because another rank or the launcher ended; only the first cause counts."""
         with self._lock:
             if self._is_over.is_set():
                 return
@@ -173,13 +173,13 @@ def _enable_keepalive(peer: socket.socket) -> None:
 
 def _find_own_address(master: tuple[str, int]) -> str:
     """Return this machine's address on the route to ``master``; nothing is sent."""
-    family, kind, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
+    family, socket_type, _, _, address = socket.getaddrinfo(*master, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket_type) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
 
 
 def _is_this_machine(master: tuple[str, int]) -> bool:
     """Return True if ``master`` is this machine: the route to it begins at its own address."""
-    there = {info[4][0] for info in socket.getaddrinfo(*master)}
-    return _find_own_address(master) in there
+    addresses = {info[4][0] for info in socket.getaddrinfo(*master)}
+    return _find_own_address(master) in addresses

@@ -55,7 +55,7 @@ from rlhf.run.results import (
 from rlhf.runtime.rendezvous import num_cores_per_rank
 
 # The objective is the first of these measures that the result of the run's last phase has.
-MEASURES: Mapping[Phase, tuple[str, ...]] = {
+OBJECTIVES: Mapping[Phase, tuple[str, ...]] = {
     Phase.sft: ("perplexity_after",),
     Phase.reward: ("accuracy",),
     Phase.ppo: ("gold_after", "score_after"),
@@ -121,27 +121,27 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
         CheckpointError: if the last phase has no such measure.
     """
     phase, measures = list(phases.items())[-1]
-    for name in MEASURES[Phase(phase)]:
+    for name in OBJECTIVES[Phase(phase)]:
         if isinstance(value := measures.get(name), int | float):
             return f"{phase}.{name}", -value if phase == Phase.sft else value
     raise CheckpointError(
-        f"{run_dir / phase / RESULT} has no {MEASURES[Phase(phase)][-1]}: it is damaged, or "
+        f"{run_dir / phase / RESULT} has no {OBJECTIVES[Phase(phase)][-1]}: it is damaged, or "
         f"of another version. Restore it, or remove it: resume={run_dir} trains {phase} again"
     )
 
 
 def require_finite_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> None:
-    """Raise RlhfError if a measure after training is not finite; a NaN policy may score 0."""
+    """Raise RlhfError if a measure after training is not finite, even if the objective is."""
     name, value = find_objective(phases, run_dir)
-    if not (bad := non_finite_names(phases)):
+    if not (non_finite := non_finite_names(phases)):
         return
-    name = name if not math.isfinite(value) else bad[0]
-    phase = bad[0].partition(".")[0]
+    name = name if not math.isfinite(value) else non_finite[0]
+    phase = non_finite[0].partition(".")[0]
     raise RlhfError(
         f"{run_dir}: the run has ended without a usable model, since {name} is not a finite number "
-        f"(not finite: {', '.join(bad)}). Either the weights that {phase} started from are damaged "
-        f"or its training diverged: {run_dir}/report.html shows the step. Start a new run with a "
-        f"lower learning rate of {phase}, with hardware.dtype=fp32, or from other weights"
+        f"(not finite: {', '.join(non_finite)}). Either the weights that {phase} started from "
+        f"are damaged or its training diverged: {run_dir}/report.html shows the step. Start a new "
+        f"run with a lower learning rate of {phase}, hardware.dtype=fp32, or from other weights"
     )
 
 
@@ -156,8 +156,8 @@ def compare_phase_with_plan(
     phases = (read_plan(run_dir) or {"phases": {}})["phases"]
     if phase not in phases:  # the run has plan=off, or a model of unknown shape
         return {"measured": measured}
-    first = list(phases).index(phase) if ranks.device.type == "cuda" else 0
-    counted = list(phases)[first : list(phases).index(phase) + 1]
+    start = list(phases).index(phase) if ranks.device.type == "cuda" else 0
+    counted = list(phases)[start : list(phases).index(phase) + 1]
     planned = {
         "hours": phases[phase]["hours"],
         "memory_gib": max(phases[name]["memory_gib_per_rank"] for name in counted),
@@ -166,18 +166,18 @@ def compare_phase_with_plan(
 
 
 def compare_run_with_plan(
-    run_dir: Path, phases: Mapping[str, Any], unfinished: Sequence[Phase]
+    run_dir: Path, phases: Mapping[str, Any], ran: Sequence[Phase]
 ) -> dict[str, dict[str, float]]:
     """Return the hours and peak memory in GiB of the whole run, measured and planned.
 
     The time counts from the start of the process, so it includes loading libraries. The time of
-    phases that an earlier attempt finished is added. A phase that continued after a checkpoint has
-    the time of earlier attempts too. A run that took all its phases from others has no peak memory.
+    phases that an earlier attempt finished, which are not in ``ran``, is added. A resumed phase
+    has the time of earlier attempts too. A run that reused all its phases has no peak memory.
     """
     trained = {name: each for name, each in phases.items() if "reused_from" not in each}
-    earlier = sum(each["seconds"] for name, each in trained.items() if name not in unfinished)
-    now = sum(each["seconds"] for each in trained.values()) - earlier
-    measured = {"hours": (max(seconds_since_process_start(), now) + earlier) / 3600}
+    earlier = sum(each["seconds"] for name, each in trained.items() if name not in ran)
+    in_this_process = sum(each["seconds"] for each in trained.values()) - earlier
+    measured = {"hours": (max(seconds_since_process_start(), in_this_process) + earlier) / 3600}
     if trained:
         measured["memory_gib"] = max(each["measured"]["memory_gib"] for each in trained.values())
     if not (plan := read_plan(run_dir)) or not plan["phases"]:
@@ -233,9 +233,9 @@ def verify_finished_phases(
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:
             say(f"warning: {notice}")
-        left = find_entries(run_dir / phase, ".*.building")
-        left += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
-        for path in left:
+        leftovers = find_entries(run_dir / phase, ".*.building")
+        leftovers += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
+        for path in leftovers:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -249,10 +249,10 @@ def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
     if ranks.is_main:
         if phase in reused_phases(context.config) and (notice := verify_phase(source, phase)):
             context.console.say(f"warning: {notice}")
-        run = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
+        origin = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
         for step, values in iterate_metrics(source, phase):
             context.tracker.log(phase, step, values)
         copy_phase_lines(source, phase, run_dir, SAMPLES.name)
-        link_phase(source, phase, run_dir, reused_from=run)
-        context.console.say(f"{phase}: taken from {run}, which had the same inputs")
+        link_phase(source, phase, run_dir, reused_from=origin)
+        context.console.say(f"{phase}: taken from {origin}, which had the same inputs")
     ranks.barrier()

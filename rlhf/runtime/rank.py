@@ -24,7 +24,7 @@ from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
-# Seconds that a rank with a broken collective waits for the report of the rank that broke it.
+# Seconds that a rank waits after an error: its collective may have failed because of another rank.
 CAUSE_S = 3.0
 
 
@@ -36,9 +36,9 @@ class FailureKind(StrEnum):
     crashed = "crashed"
     """An exception, whose traceback the rank has printed."""
     out_of_memory = "out_of_memory"
-    """The rank needs more memory; the message says what helps."""
+    """The rank needs more memory; the message names keys that help."""
     stuck = "stuck"
-    """No step ends; the message says where."""
+    """No step ends; the message names ranks that were stopped, if any."""
     lost = "lost"
     """Another rank has ended."""
 
@@ -79,37 +79,37 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         os._exit(LOST_RANK)  # not sys.exit: the main thread may wait in a collective for hours
 
     try:
-        meeting = Rendezvous(end_after_loss)
-        run_dir = meeting.agree_on_run_dir(run_dir)
+        rendezvous = Rendezvous(end_after_loss)
+        run_dir = rendezvous.agree_on_run_dir(run_dir)
     except RlhfError as error:
         report_failure(Failure(FailureKind.refused, str(error)))
         raise SystemExit(USER_ERROR) from error
 
     def end_stuck_rank(reason: str) -> None:
         report_failure(Failure(FailureKind.stuck, reason))
-        meeting.announce_failure(reason)
+        rendezvous.announce_failure(reason)
         sys.stderr.flush()
         os._exit(LOST_RANK)  # not sys.exit: the main thread is stuck
 
     try:
-        worker.run_worker(run_dir, meeting, end_stuck_rank)
+        worker.run_worker(run_dir, rendezvous, end_stuck_rank)
     except RlhfError as error:
         is_out_of_memory = isinstance(error, OutOfMemoryError)
         kind = FailureKind.out_of_memory if is_out_of_memory else FailureKind.refused
         report_failure(Failure(kind, str(error)))
-        meeting.announce_failure(str(error))
+        rendezvous.announce_failure(str(error))
         raise SystemExit(USER_ERROR) from error
     except StoppedError as error:  # all ranks stop after the same step
-        meeting.announce_success()
+        rendezvous.announce_success()
         raise SystemExit(INTERRUPTED) from error
     except Exception as error:
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
-        what = traceback.format_exception_only(error)[-1].strip()
-        report_failure(Failure(FailureKind.crashed, what))
-        meeting.announce_failure(what)
+        error_line = traceback.format_exception_only(error)[-1].strip()
+        report_failure(Failure(FailureKind.crashed, error_line))
+        rendezvous.announce_failure(error_line)
         raise SystemExit(1) from error
-    meeting.announce_success()
+    rendezvous.announce_success()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Connect ranks that torchrun or deepspeed started, and described in environment variables.
+"""Connect ranks that torchrun or deepspeed started, as their environment variables describe.
 
 Nothing here imports torch before a rank really starts, so that --help stays fast.
 """
@@ -184,7 +184,7 @@ class Rendezvous:
             time.sleep(0.1)
 
     def start_process_group(self, config: RunConfig) -> None:
-        """Start the process group of all ranks."""
+        """Start the process group of all ranks, and exchange their process ids."""
         from rlhf.engine.devices import select_device, start_process_group
 
         if self._size != num_ranks(config):

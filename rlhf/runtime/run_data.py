@@ -1,4 +1,4 @@
-"""The records of a run: from data sets, or from an environment that makes them."""
+"""Load the records of a run from data sets, or from an environment that makes them."""
 
 from __future__ import annotations
 

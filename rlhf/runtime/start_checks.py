@@ -39,7 +39,7 @@ def require_known_name(key: str, name: str, known: Sequence[str]) -> None:
     """Raise ConfigError if ``name``, a value of ``key``, is none of the ``known`` names."""
     if name not in known:
         raise ConfigError(
-            f"{key}={name}: this run does not measure it; it measures {', '.join(known)}"
+            f"{key}={name}: this run does not measure it; use one of {', '.join(known)}"
             f"{did_you_mean(name, known)}"
         )
 
@@ -59,13 +59,13 @@ def held_out_metric_names(config: RunConfig, phase: Phase) -> list[str]:
         absent += ["chosen_score", "rejected_score"]
     groups_off = () if config.environment.is_used else ("episode",)
     off = {m for each in installed_methods() if not each.is_on(config) for m in metrics_of(each)}
-    found = []
+    names = []
     for metric in METRICS:
         head, _, tail = metric.partition("/eval_")
         is_absent = tail in absent or tail.startswith(groups_off) or metric in off
         if head == phase and tail and not is_absent:
-            found += _expand_name_placeholder(metric, config)
-    return found
+            names += _expand_name_placeholder(metric, config)
+    return names
 
 
 def _expand_name_placeholder(metric: str, config: RunConfig) -> list[str]:
@@ -85,8 +85,8 @@ def _expand_name_placeholder(metric: str, config: RunConfig) -> list[str]:
 def logged_metric_names(config: RunConfig) -> list[str]:
     """Return the names of the metrics that the phases of a run may log."""
     logged = [m for m in METRICS if "/eval_" not in m and m.partition("/")[0] in config.phase.order]
-    found = [name for metric in logged for name in _expand_name_placeholder(metric, config)]
-    return found + [m for phase in config.phase.order for m in held_out_metric_names(config, phase)]
+    names = [name for metric in logged for name in _expand_name_placeholder(metric, config)]
+    return names + [m for phase in config.phase.order for m in held_out_metric_names(config, phase)]
 
 
 def result_names(config: RunConfig) -> list[str]:
@@ -104,5 +104,5 @@ def result_names(config: RunConfig) -> list[str]:
         Phase.dpo: ["accuracy", "kl_to_reference", *answered],
         Phase.ppo: ["kl_to_reference", "optimum", "random_return", *answered],
     }
-    every = ["steps", "seconds", "peak_memory_gib"]
-    return [f"{phase}.{name}" for phase in config.phase.order for name in by_phase[phase] + every]
+    common = ["steps", "seconds", "peak_memory_gib"]
+    return [f"{phase}.{name}" for phase in config.phase.order for name in by_phase[phase] + common]

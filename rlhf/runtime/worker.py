@@ -95,22 +95,22 @@ def end_stuck_process(reason: str) -> None:
 
 def run_worker(
     run_dir: Path,
-    meeting: Rendezvous | None = None,
+    rendezvous: Rendezvous | None = None,
     on_stuck: Callable[[str], None] = end_stuck_process,
     begun: RunConfig | None = None,
 ) -> float:
     """Run the phases of ``run_dir`` that have no result yet; return the run's objective.
 
-    ``meeting`` connects this process to the other ranks; without it there is one rank. The watchdog
-    calls ``on_stuck``, which ends the process, with the reason. ``begun`` is the configuration with
-    which the launcher began the run, if it did so in this process.
+    ``rendezvous`` connects this process to the other ranks; without it there is one rank. The
+    watchdog calls ``on_stuck``, which ends the process, with the reason. ``begun`` is the
+    configuration with which the launcher began the run, if it did so in this process.
     """
     config = load_run(run_dir)
     quieten_libraries()
     set_torch_threads(num_cores_per_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
-    if meeting is not None:
-        meeting.start_process_group(config)
+    if rendezvous is not None:
+        rendezvous.start_process_group(config)
     ranks = current_ranks(config.hardware.device)
     console = Console(log_every=config.tracking.log_every, quiet=not ranks.is_main)
     # Each rank compares kernels on its own device. The console of other ranks prints nothing.
@@ -121,7 +121,7 @@ def run_worker(
         )
 
     def start_watch(context: RunContext) -> None:
-        install_signals_and_watchdog(context, {} if meeting is None else meeting.others, on_stuck)
+        install_signals_and_watchdog(context, rendezvous.others if rendezvous else {}, on_stuck)
 
     with (
         convert_drive_errors(f"continue the run with python launch.py resume={run_dir}"),
@@ -191,13 +191,13 @@ def install_signals_and_watchdog(
     context.requests.install_handlers(grace_seconds=grace, stops=stops)
     if config.launcher.watchdog_minutes is None:
         return
-    way_on = f"python launch.py resume={context.run_dir} continues the run"
+    remedy = f"python launch.py resume={context.run_dir} continues the run"
     start_watchdog(
         context.heartbeat,
         60 * config.launcher.watchdog_minutes,
         rank=context.ranks.rank,
         others=others,
-        on_stuck=lambda reason: on_stuck(f"{reason}; {way_on}"),
+        on_stuck=lambda reason: on_stuck(f"{reason}; {remedy}"),
     )
 
 
@@ -206,8 +206,8 @@ def build_context(
 ) -> RunContext:
     """Build one rank's data, tokenizer and trackers for the phases still to run; print a summary.
 
-    Phases that were stopped continue from their last checkpoints. Log lines of later
-    steps are dropped, because these steps are taken again.
+    Phases that were stopped continue from their last checkpoints. Log lines of steps after these
+    checkpoints are dropped, because the steps are taken again.
     """
     require_capabilities(config)
     finished = [phase for phase in config.phase.order if phase not in unfinished]
@@ -263,12 +263,12 @@ def drop_repeated_lines(
     say: Callable[[str], None],
 ) -> None:
     """Drop log lines of steps that are repeated, and print which phases begin again."""
-    again = {phase.value for phase in unfinished if phase not in resumes}
+    restarted = {phase.value for phase in unfinished if phase not in resumes}
     begun = set()
     for name in LOGS:
         for checkpoint in resumes.values():
             truncate_file(run_dir / name, checkpoint.state["logs"].get(name, 0))
-        begun |= drop_lines_of_phases(run_dir / name, again)
+        begun |= drop_lines_of_phases(run_dir / name, restarted)
     for phase in sorted(begun):
         say(f"{phase}: begins again, as it was stopped before its first checkpoint")
 
@@ -305,8 +305,8 @@ def create_or_load_tokenizer(
     tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
     if (model := given_reward_model(config)) is not None:
         reward_tokenizer = load_or_train_tokenizer(model, key="reward_model", texts=())
-        own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, reward_tokenizer))
-        check_same_tokens(own, other, place=str(model.path))
+        ours, theirs = (Tokens.from_tokenizer(each) for each in (tokenizer, reward_tokenizer))
+        check_same_tokens(ours, theirs, place=str(model.path))
     for method in methods_in_use(config):
         for phase in config.phase.order:
             if (reference := method.reference(config, phase)) is not None:
@@ -319,9 +319,9 @@ def _check_tokens_of_reference(
 ) -> None:
     """Raise an error if the reference, which GROUP_path names, has other tokens than the run."""
     key, path = f"{group}_path", str(model.path)
-    theirs = load_tokenizer(expand_user_path(path, key=key), key=key)
-    own, other = (Tokens.from_tokenizer(each) for each in (tokenizer, theirs))
-    check_same_tokens(own, other, place=path, name=key, way_out="")
+    reference_tokenizer = load_tokenizer(expand_user_path(path, key=key), key=key)
+    ours, theirs = (Tokens.from_tokenizer(each) for each in (tokenizer, reference_tokenizer))
+    check_same_tokens(ours, theirs, place=path, name=key, way_out="")
 
 
 def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
@@ -330,9 +330,9 @@ def describe_new_embeddings(config: RunConfig, tokens: int) -> Iterator[str]:
         rows = config_fields(model, key=key).get("vocab_size")
         if model.init is ModelInit.pretrained and isinstance(rows, int) and rows < tokens:
             yield (
-                f"warning: {key}.path={model.path} has {rows} embeddings, and the tokenizer "
+                f"warning: {key}.path={model.path} has {rows} embeddings, and the tokenizer has "
                 f"{tokens} tokens: {tokens - rows} random rows are added, and a policy samples "
-                "such tokens until it has learned not to. Use the tokenizer of these weights, or "
+                "their tokens until it has learned not to. Use the tokenizer of these weights, or "
                 "train with phase sft first"
             )
 

@@ -119,7 +119,7 @@ def test_what_is_not_read_is_named(
     )
     elsewhere = ["data=local", f"data.path={tmp_path / 'none'}", "plan=only", "data.size=99"]
     assert "data.size=99 gives the number" in read_loads(run_of(compose, *elsewhere)).lines[0]
-    monkeypatch.setattr(reading, "LARGEST", 100)
+    monkeypatch.setattr(reading, "LARGEST_READ", 100)
     assert "pairs.jsonl has over 0 MiB" in read_loads(run_of(compose, *own)).lines[0]
 
 

@@ -106,7 +106,7 @@ def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) 
     assert re.match(r"minutes=600: 0\.00 minutes spent, 0\.\d\d planned for 4 jobs\n", said)
     name = job(sweep, 0.5, 1).name
     (began, ended) = [line for line in said.splitlines() if line.startswith(f"{name}: ")]
-    assert began.endswith(f"; its screen is in {sweep.resolve() / name}/output.log")
+    assert began.endswith(f"; its output is in {sweep.resolve() / name}/output.log")
     assert re.search(r"objective 0\.\d{3} after 0:0\d:\d\d", ended)
     assert "What to type next" not in said
     screen = (sweep / name / "output.log").read_text()

@@ -127,7 +127,7 @@ def test_a_job_is_stopped_at_the_cap_and_the_next_does_not_begin(
     (other := job.with_name("a=2")).mkdir()
     assert run(other, 90) is None
     assert run(job, 90) is None
-    assert "its screen is in" not in capsys.readouterr().out, "no process was started"
+    assert "its output is in" not in capsys.readouterr().out, "no process was started"
 
 
 def test_a_larger_cap_continues(job: Path) -> None:

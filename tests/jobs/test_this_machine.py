@@ -14,8 +14,8 @@ from rlhf.config.typed import to_run_config
 from rlhf.engine import devices
 from rlhf.jobs.this_machine import (
     CARDS,
+    GUESSED,
     NODES,
-    UNKNOWN,
     WHOLE_NODE,
     apply_auto_hardware,
     find_hardware,
@@ -62,7 +62,7 @@ def profile(compose: Compose, name: str) -> HardwareConfig:
 def test_a_machine_without_signs_of_a_gpu_is_a_cpu(tmp_path: Path, compose: Compose) -> None:
     assert profile(compose, "auto") == profile(compose, "cpu")
     machine = find_hardware((tmp_path / "none",))
-    assert (machine.profile, machine.found) == ("cpu", {})
+    assert (machine.profile, machine.facts) == ("cpu", {})
     assert machine.choice_line == "hardware=auto: this machine's CPU, as it has no GPU"
 
 
@@ -108,7 +108,7 @@ WHOLE = "rates of a100_40g, the whole card (this part of it is slower than plann
 
 @pytest.mark.parametrize(
     ("gpu", "name", "reason", "memory"),
-    [(PART, "a100_40g", WHOLE, 19.6), (UNKNOWN_CARD, UNKNOWN, "planned times are a guess)", 94.9)],
+    [(PART, "a100_40g", WHOLE, 19.6), (UNKNOWN_CARD, GUESSED, "planned times are a guess)", 94.9)],
     indirect=["gpu"],
 )
 def test_a_part_of_a_gpu_and_a_card_without_a_profile_are_used(
@@ -117,7 +117,7 @@ def test_a_part_of_a_gpu_and_a_card_without_a_profile_are_used(
     machine = find_hardware(SIGN)
     assert machine.profile == name
     assert machine.reason.endswith(reason)
-    assert machine.found["memory_gib"] == pytest.approx(memory)
+    assert machine.facts["memory_gib"] == pytest.approx(memory)
 
 
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
@@ -132,7 +132,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, put: Put, monkey
     )
     find_hardware.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])  # a torch for CUDA 12.6
-    assert (find_hardware(SIGN).profile, find_hardware(SIGN).found["dtype"]) == ("v100_32g", "fp16")
+    assert (find_hardware(SIGN).profile, find_hardware(SIGN).facts["dtype"]) == ("v100_32g", "fp16")
 
 
 def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("NVIDIA A100-PCIE-40GB", "a100_pcie_40g", 312, 1555),
         ("NVIDIA A10", "a10_24g", 125, 600),
         ("NVIDIA A10G", "a10g_24g", 70, 600),
-        ("NVIDIA GH200 480GB", UNKNOWN, 100, 1000),
+        ("NVIDIA GH200 480GB", GUESSED, 100, 1000),
     ],
 )
 def test_cards_for_pcie_are_told_from_modules(
@@ -179,5 +179,5 @@ def test_cards_for_pcie_are_told_from_modules(
 
 def test_every_profile_that_is_named_exists() -> None:
     profiles = {path.stem for path in (ROOT / "conf" / "hardware").glob("*.yaml")}
-    assert {*CARDS.values(), UNKNOWN} <= profiles
+    assert {*CARDS.values(), GUESSED} <= profiles
     assert {f"{WHOLE_NODE}x{name}" for name in NODES} == {p for p in profiles if p.startswith("8x")}

@@ -191,7 +191,7 @@ def test_embeddings_that_are_added_are_said_and_no_adapter_has_them(
     tokenizer.add_tokens(["<new>"])
     config = to_run_config(compose([*words, "lora=all", "lora.export=adapter"]))
     (line,) = describe_new_embeddings(config, 263)
-    assert f"model.path={tmp_path} has 262 embeddings, and the tokenizer 263 tokens: 1 " in line
+    assert f"model.path={tmp_path} has 262 embeddings, and the tokenizer has 263 tokens: 1 " in line
     assert not list(describe_new_embeddings(config, 262))
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": len(tokenizer) - 1}))
     with pytest.raises(ConfigError, match=r"lora\.export=adapter: .* use lora\.export=merged"):

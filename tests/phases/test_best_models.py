@@ -29,11 +29,11 @@ class Rising(Checkpoints):
     measured: list[int]
     saved: list[int]
 
-    def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
+    def log_evaluation(self, values: Mapping[str, float], *, is_frozen: bool = False) -> None:
         self.measured.append(self.step + 1)
         lower_is_better = self.phase is not Phase.ppo
         better = (-1) ** lower_is_better * float(self.step)
-        super().log_evaluation(dict.fromkeys(values, better), is_resting=is_resting)
+        super().log_evaluation(dict.fromkeys(values, better), is_frozen=is_frozen)
 
     def _save_checkpoint(self) -> None:
         self.saved.append(self.step)

@@ -29,7 +29,7 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
     assert re.fullmatch(
         r"sft needs [\d.]+ GiB on each rank \(training\) and 37\.5 can be used; "
         r"what fits: zero=auto \(ZeRO stage 3.*, [\d.]+ GiB\); .*hardware\.nodes=\d+ \(.*\)\. "
-        r"plan=only shows the parts, plan=off skips this check",
+        r"plan=only shows the plan, plan=off skips this check",
         str(refused.value),
     )
 

@@ -349,6 +349,6 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     assert memory_model.GPU_BLOCK == logprobs.GPU_BLOCK
     assert memory_model.TORCH_TOKENS == logprobs.TORCH_TOKENS
     assert memory_model.KEPT_TOKENS == cpu_layers.KEPT_TOKENS
-    assert memory_model.LONGEST == cpu_layers.LONGEST
+    assert memory_model.MATMUL_TOKENS == cpu_layers.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS
     assert phase_costs.ROUNDED_AT_ONCE == masters.CHUNK

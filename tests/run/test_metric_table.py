@@ -38,7 +38,7 @@ def test_each_metric_says_everything() -> None:
     ],
 )
 def test_an_unknown_name_has_no_direction_and_a_nearest_name(wrong: str, nearest: str) -> None:
-    known = f"{wrong} is not in rlhf/run/metrics.yaml; the nearest metric there is {nearest}"
+    known = f"{wrong} is in no metrics.yaml; the nearest documented metric is {nearest}"
     assert describe_undocumented_metric(wrong) == known
     assert better_direction(wrong) is None
 

@@ -101,7 +101,7 @@ def test_a_damaged_file_is_found_and_the_earlier_checkpoint_used(
     (line,) = said
     assert line.startswith("warning: ")
     assert str(path.parent if name == "manifest.json" else path) in line
-    assert line.endswith("It is not used")
+    assert line.endswith("The checkpoint is not used")
 
 
 def test_a_renamed_checkpoint_is_not_taken_for_another_step(tmp_path: Path) -> None:

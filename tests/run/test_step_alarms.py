@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf.config.schema.run import AlarmName, AlarmsConfig
-from rlhf.run.step_alarms import CONDITIONS, READ, RULES, Alarm, AlarmRules, read_alarms
+from rlhf.run.step_alarms import CONDITIONS, NEEDED, RULES, Alarm, AlarmRules, read_alarms
 from rlhf.run.tracker import Tracker
 from rlhf.run.trackers import FileTracker, StoppedByAlarmError, Trackers
 
@@ -157,4 +157,4 @@ def test_the_norm_of_a_skipped_update_is_a_fault_only_if_it_lasts() -> None:
 def test_infinite_values_of_both_signs_do_not_end_a_run() -> None:
     rules = AlarmRules()
     for step, value in enumerate([math.inf, -math.inf, *[0.5] * 20]):
-        rules.check("ppo", step, dict.fromkeys(READ, value))
+        rules.check("ppo", step, dict.fromkeys(NEEDED, value))

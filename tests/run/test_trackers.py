@@ -74,7 +74,7 @@ def test_an_undocumented_metric_is_logged_and_named_once() -> None:
     taken = [("sft", 1, values), ("sft", 2, values), "finished"]
     assert first.taken == second.taken == taken
     assert len(said) == 1
-    assert said[0].startswith("warning: sft/los is not in rlhf/run/metrics.yaml; the nearest")
+    assert said[0].startswith("warning: sft/los is in no metrics.yaml; the nearest documented")
 
 
 def test_a_sample_line_holds_gold_only_if_it_is_known(tmp_path: Path) -> None:

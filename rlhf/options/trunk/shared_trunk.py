@@ -26,7 +26,7 @@ from rlhf.phases.ppo.models import Learner
 from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.exporting import Export
 from rlhf.phases.shared.policies import build_policy
-from rlhf.phases.shared.scoring import ModelOutputs, Rewards, Scores, WholeSequences
+from rlhf.phases.shared.scoring import ModelOutputs, RewardFunction, ScoreSequences, WholeSequences
 from rlhf.run.model_folder import tensors_to_save
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class TrunkModels:
     def __init__(
         self,
         trunk: TrunkEngine,
-        scores: Scores,
-        rewards: Rewards | None = None,
+        scores: ScoreSequences,
+        rewards: RewardFunction | None = None,
         *,
         temperature: float,
         entropy_gradient: bool = False,

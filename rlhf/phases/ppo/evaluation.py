@@ -26,7 +26,7 @@ from rlhf.run.results import write_json
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# The measures whose mean gains are reported, and their names in result.json.
+# Measures whose mean gains are reported, and NAME in NAME_gain_ci of result.json.
 GAINS = {"score": "score", "gold/gold": "gold", "gold/exact": "exact"}
 
 
@@ -50,10 +50,11 @@ class PpoEvaluation:
     def evaluate_for_result(
         self, when: str, *, log: Callable[[dict[str, float]], None] | None = None
     ) -> dict[str, Any]:
-        """Evaluate the policy; return entries of result.json, whose names end in ``when``.
+        """Evaluate the policy; return entries of result.json: measures, and results of the hooks.
 
-        ``log`` is called with the metrics. Each prompt's values are stored in ppo/held_out.json.
-        If ``when`` is "after", 95 % intervals of the mean gains since "before" are returned too.
+        Names of measures end in ``when``. If it is "after", 95 % intervals of the mean gains since
+        "before", and comparison values of an environment, are returned too. ``log`` is called with
+        the metrics. Each prompt's values are stored in ppo/held_out.json.
         """
         evaluation = self.evaluate()
         result = evaluation.results(self._context.config, when)
@@ -69,25 +70,25 @@ class PpoEvaluation:
         return result
 
     def _gain_intervals(self) -> dict[str, Any]:
-        """Return 95 % intervals of the mean gains in GAINS, and in rewards whose weight is 0."""
+        """Return 95 % intervals of the mean gains of GAINS, and of rewards whose weight is 0."""
         before, after = self._by_prompt["before"], self._by_prompt["after"]
         parts = self._context.config.rewards.items()
         judges = {f"parts/{name}": name for name, part in parts if part.weight == 0}
-        limits = {}
+        bounds = {}
         for name in (each for each in (*GAINS, *judges) if each in before):
             pairs = zip(before[name], after[name], strict=True)
             gain = mean_with_interval([b - a for a, b in pairs])
             if math.isfinite(gain.half):  # False for a single prompt, or if a score is not finite
-                limits[name] = [gain.low, gain.high]
+                bounds[name] = [gain.low, gain.high]
         result: dict[str, Any] = {
-            f"{title}_gain_ci": limits[name] for name, title in GAINS.items() if name in limits
+            f"{title}_gain_ci": bounds[name] for name, title in GAINS.items() if name in bounds
         }
-        if gains := {title: limits[name] for name, title in judges.items() if name in limits}:
+        if gains := {title: bounds[name] for name, title in judges.items() if name in bounds}:
             result["judge_gains"] = gains
         return result
 
     def _environment_comparison_values(self) -> dict[str, float]:
-        """Return the returns of the optimal and of a random policy in the environment, if known."""
+        """Return what an optimal and a random policy earn in the environment, as far as known."""
         rows = self._prompts.examples["row"][: self._context.config.ppo.eval_prompts]
         return self._engine.backends.comparison_values([self._prompts.records[row] for row in rows])
 
@@ -124,9 +125,9 @@ def save_models(context: RunContext, engine: RLHFEngine, variants: Sequence[Acto
     what = "A language model after PPO."
     save_trained_model(context, actor, folder / "actor", source=source, what=what)
     for variant in variants:
-        place = folder / f"actor_{variant.name}"
+        variant_folder = folder / f"actor_{variant.name}"
         with variant.swap_in():
-            save_trained_model(context, actor, place, source=source, what=variant.what)
+            save_trained_model(context, actor, variant_folder, source=source, what=variant.what)
     what = "PPO's critic: one label, read at every position."
     if (critic := engine.build_critic_export()) is not None:
         save_export(context, critic, folder / "critic", what=what, answers=False)

@@ -1,7 +1,7 @@
 """The hooks by which options and methods take part in PPO; the phase and its trainer call them.
 
-Each function is called on all hooks, in the order in which ``hook_classes`` returns the classes.
-A hook that changes an argument receives the argument as the previous hook returned it.
+Each method is called on all hooks, in the order of their classes in ``hook_classes``; ``close`` in
+the reverse order. A hook that changes an argument receives it as the previous hook returned it.
 """
 
 # ruff: noqa: ARG002, ARG003 - the methods of the base class ignore their arguments
@@ -69,7 +69,7 @@ class PpoHook(Part):
     # PPOTrainer calls the methods from here to ``finish_step``.
 
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
-        """Return the steps from scores to advantages: one replaced, or more added at the end."""
+        """Return the steps from scores to advantages, with one replaced or others appended."""
         return steps
 
     def change_surrogate(self, surrogate: Surrogate) -> Surrogate:
@@ -81,7 +81,7 @@ class PpoHook(Part):
         return rollout
 
     def add_gradient(self, trainer: PPOTrainer, learners: Sequence[Learner]) -> Metrics:
-        """Backpropagate the option's loss before the optimizer step; return the loss's metrics."""
+        """Backpropagate a further loss of ``learners`` before they step; return its metrics."""
         return {}
 
     def finish_step(self, trainer: PPOTrainer) -> None:
@@ -108,7 +108,7 @@ class PpoHook(Part):
         return []
 
     def close(self) -> None:
-        """End the processes of the hook."""
+        """End the hook's processes, after the phase has ended or failed."""
 
 
 def build_hooks(config: RunConfig, context: RunContext | None = None) -> list[PpoHook]:

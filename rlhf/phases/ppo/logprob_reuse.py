@@ -1,8 +1,8 @@
 """The log-probabilities of a rollout: reused from sampling, or recomputed by the trainer.
 
 A rollout has two kinds of log-probabilities: ``rollout.responses.logprobs_BT`` of the policy that
-sampled, and ``rollout.logprobs_BT`` of the proximal policy, which the updates start from. Both are
-equal if log-probabilities are reused.
+sampled (None if the backend measures none), and ``rollout.logprobs_BT`` of the proximal policy,
+which the updates start from. Both are equal if log-probabilities are reused.
 Shapes: B = sequences of this rank, T = response tokens.
 """
 
@@ -21,16 +21,16 @@ from rlhf.phases.ppo.hooks import PpoHook
 
 # Metric: mean absolute difference of a token's log-prob in sampling and training, at equal weights.
 MISMATCH = "ppo/logprob_mismatch"
-LARGE = 0.1  # nats; a mismatch of this size changes the token's ratio by about a tenth
+LARGE_MISMATCH = 0.1  # nats; it changes a token's ratio by about a tenth
 
 
 class LogprobReuse:
     """A rule that decides in each step, for all ranks, if the backend's log-probs are reused.
 
-    With reuse_logprobs=auto an option may decide (``PpoHook.logprob_reuse_mode_for_auto``).
-    Otherwise log-probabilities are reused as long as the last measured mismatch, over all ranks,
-    is small enough. With dropout in ``actor``, auto never reuses them: training could not measure
-    a mismatch.
+    With reuse_logprobs=auto the last hook that has a ``logprob_reuse_mode_for_auto`` decides. If
+    none has, log-probabilities are reused as long as the last mismatch, measured over all ranks, is
+    at most rollout.max_logprob_mismatch. But under dropout in ``actor``, training cannot measure a
+    mismatch, and they are never reused.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class LogprobReuse:
         self._config = config
         layers = () if actor is None else actor.modules()
         # Read both: attention's dropout has no layer, and adapters' dropout has no key of ppo.
-        self._drops = ppo.actor_dropout > 0 or any(
+        self._has_dropout = ppo.actor_dropout > 0 or any(
             isinstance(layer, nn.Dropout) and layer.p > 0 for layer in layers
         )
         self._mode = self._resolve_mode(hooks)
@@ -51,7 +51,7 @@ class LogprobReuse:
         self.mismatch: float | None = None  # None: not measured yet
 
     def can_reuse(self, responses: Responses) -> bool:
-        """Return True if the actor need not be run to score ``responses``."""
+        """Return True if the backend's log-probabilities of ``responses`` can be reused."""
         config = self._config
         if responses.logprobs_BT is None and self._mode is When.always:
             raise ConfigError(
@@ -67,10 +67,10 @@ class LogprobReuse:
     def can_measure_mismatch(self, rollout: Rollout, updates: Sequence[object]) -> bool:
         """Return True if the next update can measure the mismatch of reused log-probabilities.
 
-        This is impossible after an earlier update on the rollout, under dropout, or if an older
+        This is impossible after earlier ``updates`` on the rollout, under dropout, or if an older
         policy sampled the rollout.
         """
-        is_measurable = rollout.reuses_logprobs and not updates and not self._drops
+        is_measurable = rollout.reuses_logprobs and not updates and not self._has_dropout
         return is_measurable and self._is_comparable
 
     def mismatch_metrics(self, rollout: Rollout) -> Metrics:
@@ -84,7 +84,7 @@ class LogprobReuse:
         return logprob_mismatch(measured_BT, rollout.logprobs_BT, rollout.responses.keep_BT)
 
     def store_mismatch(self, values: Mapping[str, float]) -> None:
-        """Store the mismatch that the metrics of a step contain, if it was measured."""
+        """Store the mismatch in the metrics ``values`` of a step, if the step measured it."""
         self.mismatch = values.get(MISMATCH, self.mismatch)
 
     def _resolve_mode(self, hooks: Sequence[PpoHook]) -> When:
@@ -94,14 +94,14 @@ class LogprobReuse:
         for hook in reversed(hooks):
             if hook.logprob_reuse_mode_for_auto is not None:
                 return hook.logprob_reuse_mode_for_auto
-        return When.never if self._drops else When.auto
+        return When.never if self._has_dropout else When.auto
 
 
 def logprob_mismatch(one_BT: Tensor, other_BT: Tensor, keep_BT: Tensor) -> Metrics:
     """Return metrics of the difference of two measurements of the same log-probabilities."""
-    apart_BT = (one_BT - other_BT).abs()
+    difference_BT = (one_BT - other_BT).abs()
     return {
-        MISMATCH: Mean.of(apart_BT, keep_BT),
-        f"{MISMATCH}_share": Mean.of((apart_BT > LARGE).float(), keep_BT),
-        f"{MISMATCH}_max": Maximum.of(apart_BT, keep_BT),
+        MISMATCH: Mean.of(difference_BT, keep_BT),
+        f"{MISMATCH}_share": Mean.of((difference_BT > LARGE_MISMATCH).float(), keep_BT),
+        f"{MISMATCH}_max": Maximum.of(difference_BT, keep_BT),
     }

@@ -70,7 +70,7 @@ from rlhf.phases.shared.scoring import score_responses, split_rows
 def run_ppo(context: RunContext) -> dict[str, Any]:
     """Train, evaluate and save actor and critic; return the phase's entries of result.json."""
     config, data = context.config.ppo, phase_tokens(context, Phase.ppo)
-    assert config.steps is not None, "count_ppo_steps sets them"
+    assert config.steps is not None, "count_ppo_steps sets config.ppo.steps"
     hooks = build_hooks(context.config, context)
     engine = RLHFEngine(context.config, context.ranks)
     for close in (engine.close, *(hook.close for hook in hooks)):
@@ -93,16 +93,16 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             rollout = trainer.generate_experience(loader.own_prompts(step - 1))
             values: dict[str, float] = {}
             for hook in hooks:
-                rollout, found = hook.prepare_rollout(trainer, rollout)
-                values |= found
+                rollout, hook_values = hook.prepare_rollout(trainer, rollout)
+                values |= hook_values
             values |= trainer.train_rlhf(rollout).metrics
             checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
             progress.advance(step, values)
             if (reason := early_end_reason(config, values)) is not None:
                 checkpoints.end_after_this_step(reason)
             if checkpoints.is_evaluation_due(config.eval_every):
-                rests = step <= config.actor_freeze_steps
-                checkpoints.log_evaluation(evaluation.evaluate().metrics(), is_resting=rests)
+                is_frozen = step <= config.actor_freeze_steps
+                checkpoints.log_evaluation(evaluation.evaluate().metrics(), is_frozen=is_frozen)
             if step % config.sample_every == 0 and not checkpoints.is_last_step:
                 evaluation.write_samples(trainer.held_out_targets, step=step)
 
@@ -123,7 +123,7 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
 class PPOTrainer:
     """PPO on the models of an ``RLHFEngine``: generate experience, then learn from it.
 
-    If ``hooks`` is None, the hooks of the options that are switched on are built.
+    If ``hooks`` is None, the hooks of the options and methods in use are built.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class PPOTrainer:
         responses = engine.rollout.generate(engine.actor, prompts)
         sampled = time.monotonic()
         # 2. Score the responses: log-probs of policy and reference, values, reward-model scores.
-        micro, reuses = engine.plan.micro, self._reuse.can_reuse(responses)
+        micro, can_reuse = engine.plan.micro, self._reuse.can_reuse(responses)
         rollout = score_responses(
-            engine.models, prompts, responses, micro_batch_size=micro, with_policy=not reuses
+            engine.models, prompts, responses, micro_batch_size=micro, with_policy=not can_reuse
         )
         for hook in self.hooks:
             rollout = hook.annotate_scored_rollout(self, rollout)
@@ -173,22 +173,20 @@ class PPOTrainer:
         targets = self.target_maker.make(rollout, kl_ctl=kl_ctl)
 
         # 4. Clipped updates: passes over shuffled mini-batches, each cut into micro-batches.
-        everything, advantages = gather_rollout(rollout, targets.advantages, ranks)
-        learned_BT = learned_mask(config, everything)
+        gathered, advantages = gather_rollout(rollout, targets.advantages, ranks)
+        learned_BT = learned_mask(config, gathered)
         surrogate = SURROGATES[config.surrogate]
         for hook in self.hooks:
             surrogate = hook.change_surrogate(surrogate)
-        learned: Metrics = {}
+        update_metrics: Metrics = {}  # of all updates
         updates: list[dict[Role, StepReport]] = []
-        for rows in self._mini_batch_rows(everything):
-            micro, device = engine.plan.micro, ranks.device
-            batches = cut_micro_batches(
-                config, everything, advantages, rows, size=micro, device=device
-            )
+        for rows in self._mini_batch_rows(gathered):
+            micro = engine.plan.micro
+            batches = cut_micro_batches(config, gathered, advantages, rows, micro, ranks.device)
             keep_BT = learned_BT[rows]
             mean = Aggregation.build_for_mini_batch(config, keep_BT, ranks, max_tokens=max_tokens)
-            measures = self._reuse.can_measure_mismatch(rollout, updates)
-            objective = Objective(config, surrogate, kl_ctl, self.entropy.weight, mean, measures)
+            can_measure = self._reuse.can_measure_mismatch(rollout, updates)
+            objective = Objective(config, surrogate, kl_ctl, self.entropy.weight, mean, can_measure)
             update: Metrics = {}
             reports: dict[Role, StepReport] = {}
             for learners in engine.models.learner_groups(trains_actor=self.trains_actor):
@@ -202,15 +200,15 @@ class PPOTrainer:
                 reports |= step_optimizers_together(learners)
             updates.append(reports)
             self.updates_done += 1
-            learned = accumulate_metrics(learned, update)
+            update_metrics = accumulate_metrics(update_metrics, update)
             if self._exceeds_update_kl(update):
                 break
 
         # 5. Steer the KL coefficient of the next rollout.
-        names = engine.config.rewards
-        measured = rollout_metrics(rollout, targets, names, has_critic=engine.has_critic)
+        part_names = engine.config.rewards
+        measured = rollout_metrics(rollout, targets, part_names, has_critic=engine.has_critic)
         measured |= self._reuse.mismatch_metrics(rollout)
-        values = values_to_log(ranks.reduce_metrics(measured | learned), updates)
+        values = values_to_log(ranks.reduce_metrics(measured | update_metrics), updates)
         num_sequences = len(rollout.scores_B) * ranks.size
         self.kl = self.kl.adapt_to_kl(values["ppo/kl_to_reference"], num_sequences=num_sequences)
         # 6. Log the step's metrics.
@@ -254,26 +252,26 @@ class PPOTrainer:
     def _mini_batch_rows(self, rollout: Rollout) -> Iterator[list[int]]:
         """Yield this rank's rows of each mini-batch: ``ppo_epochs`` passes, each reshuffled.
 
-        The mini-batches of a ``rollout`` of all ranks are the same on any number of ranks.
+        ``rollout`` has the rows of all ranks; its mini-batches are the same on any number of ranks.
         """
         plan, ranks, total = self.engine.plan, self.engine.ranks, len(rollout.scores_B)
         size = plan.per_rank * ranks.size
         divide_exactly(total, size, total_key="rollout", part_key="ppo.mini_batch_size")
         for epoch in range(self.config.ppo_epochs):
-            names = ("mini_batches", 0, self.steps_done, epoch)
-            shuffle = random_stream(self.engine.config.seed, *names)
+            stream = ("mini_batches", 0, self.steps_done, epoch)
+            shuffle = random_stream(self.engine.config.seed, *stream)
             for rows in split_rows(torch.randperm(total, generator=shuffle).tolist(), size):
                 yield deal_mini_batch(rollout, rows, ranks, micro=plan.micro)
 
-    def _exceeds_update_kl(self, learned: Metrics) -> bool:
-        """Return True if KL(sampler || policy), over all ranks, is above stop_update_kl."""
+    def _exceeds_update_kl(self, update: Metrics) -> bool:
+        """Return True if KL(sampler || policy), over all ranks, is above ppo.stop_update_kl."""
         limit, key = self.config.stop_update_kl, "ppo/sampler_kl"
-        if limit is None or key not in learned:
+        if limit is None or key not in update:
             return False
-        return self.engine.ranks.reduce_metrics({key: learned[key]})[key].value() > limit
+        return self.engine.ranks.reduce_metrics({key: update[key]})[key].value() > limit
 
     def _finish_step(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Update step count, mismatch, averages and controllers; return the values to log."""
+        """Count the step, call the hooks' finish_step, adapt controllers; return values to log."""
         actor, limit = self.engine.actor, self.config.lr_guard_kl
         self.steps_done += 1
         for hook in self.hooks:

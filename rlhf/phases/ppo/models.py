@@ -1,6 +1,6 @@
 """The models of PPO: their interface, and an implementation with one engine per model.
 
-Shapes: B = sequences, T = response tokens, S = tokens of whole sequences.
+Shapes: B = sequences, T = response tokens, S = tokens of whole sequences, N = kept tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rlhf.models.language_model import kept_token_logprobs
 from rlhf.phases.ppo.objective import MicroBatch, Objective
 from rlhf.phases.shared.scoring import (
     ModelOutputs,
-    Rewards,
-    Scores,
+    RewardFunction,
+    ScoreSequences,
     ScoringModels,
     WholeSequences,
     response_logprobs,
@@ -51,8 +51,8 @@ class SeparateModels:
         actor: TokenEngine,
         reference: TokenModel,
         critic: ValueEngine | None,
-        scores: Scores,
-        rewards: Rewards | None = None,
+        scores: ScoreSequences,
+        rewards: RewardFunction | None = None,
         *,
         temperature: float,
         align_overflow: bool = True,
@@ -68,7 +68,7 @@ class SeparateModels:
         self._training = LogprobOptions(temperature, entropy_gradient=entropy_gradient)
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
-        """Run actor, reference, critic and reward model, one after another."""
+        """Run actor, reference, critic and reward model, in this order; return their outputs."""
         logprobs_BT = self.response_logprobs(self.actor, sequences) if with_policy else None
         reference_BT = self.response_logprobs(self.reference, sequences)
         values_BT = torch.zeros_like(reference_BT)
@@ -84,8 +84,8 @@ class SeparateModels:
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together: critic, then actor.
 
-        Each learner runs all its micro-batches before the next learner starts: activations of only
-        one model are held at a time, and gradients of only one group. With ``align_overflow``
+        Each learner runs all its micro-batches before the next learner starts: the activations of
+        one model, and the gradients of one group, are held at a time. With ``align_overflow``
         critic and actor are one group: an fp16 overflow in either skips both optimizer steps.
         """
         learners = []
@@ -122,7 +122,7 @@ class PpoModels(ScoringModels, Protocol):
 
     @property
     def critic(self) -> ValueEngine | None:
-        """Return the engine of the critic; None if the critic has no engine of its own."""
+        """Return the critic's engine; None without a critic, or if it shares the actor's engine."""
 
     def learner_groups(self, *, trains_actor: bool) -> list[list[Learner]]:
         """Return the models to train in groups that step together."""

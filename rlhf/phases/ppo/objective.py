@@ -43,7 +43,7 @@ from rlhf.phases.shared.scoring import (
 def learned_mask(config: PpoConfig, rollout: Rollout) -> Tensor:
     """Return the mask (B, T) that is True at the tokens that enter the losses.
 
-    They are the tokens that the policy wrote; with ppo.missing_end_mask, of responses that ended.
+    The policy wrote these tokens; with ppo.missing_end_mask their response has also ended.
     """
     keep_BT, ended_B = rollout.responses.keep_BT, rollout.responses.ended_B
     return keep_BT & ended_B[:, None] if config.missing_end_mask else keep_BT
@@ -55,7 +55,7 @@ class MicroBatch(NamedTuple):
     sequences: WholeSequences
     keep_BT: Tensor  # the tokens that enter the losses
     logprobs_BT: Tensor  # of the policy at the start of the step
-    sampled_logprobs_BT: Tensor
+    sampled_logprobs_BT: Tensor  # of the policy that sampled
     reference_logprobs_BT: Tensor
     values_BT: Tensor
     advantages_BT: Tensor
@@ -65,7 +65,7 @@ class MicroBatch(NamedTuple):
 def gather_rollout(
     rollout: Rollout, advantages: Advantages, ranks: Ranks
 ) -> tuple[Rollout, Advantages]:
-    """Return, on every rank, the rows of all ranks in host memory, with what the losses need.
+    """Return, on every rank, the rows of all ranks in host memory, with only what losses need.
 
     With one rank, the arguments are returned unchanged.
     """
@@ -81,8 +81,8 @@ def gather_rollout(
         extras={},
     )
     rows, host = list(range(len(rollout.scores_B))), torch.device("cpu")
-    here = (take_rows(needed, rows, host), take_rows(advantages, rows, host))
-    rollouts, each_advantages = zip(*ranks.all_gather(here), strict=True)
+    local = (take_rows(needed, rows, host), take_rows(advantages, rows, host))
+    rollouts, each_advantages = zip(*ranks.all_gather(local), strict=True)
     return join_rows(rollouts, pad_id=0), join_rows(each_advantages, pad_id=0)
 
 
@@ -92,8 +92,8 @@ def deal_mini_batch(rollout: Rollout, rows: list[int], ranks: Ranks, *, micro: i
         return rows
     tokens = sequence_lengths(rollout.prompts, rollout.responses)
     lengths = [tokens[row] for row in rows]
-    places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
-    return [rows[place] for place in places]
+    indices = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    return [rows[index] for index in indices]
 
 
 def cut_micro_batches(
@@ -101,7 +101,6 @@ def cut_micro_batches(
     rollout: Rollout,
     advantages: Advantages,
     rows: list[int],
-    *,
     size: int,
     device: torch.device,
 ) -> list[MicroBatch]:
@@ -159,7 +158,7 @@ class SurrogateInputs(NamedTuple):
     old_logprobs_BT: Tensor  # of the policy in the ratio's denominator
     advantages_BT: Tensor
     keep_BT: Tensor
-    sampled_logprobs_BT: Tensor  # of the policy that sampled, from which distances are measured
+    sampled_logprobs_BT: Tensor  # of the policy that sampled; dppo compares the new policy with it
 
 
 class Surrogate(Protocol):
@@ -171,7 +170,7 @@ class Surrogate(Protocol):
     def __call__(
         self, inputs: SurrogateInputs, config: PpoConfig, total: Total, /
     ) -> tuple[PolicyLoss, Metrics]:
-        """Return the loss, which ``total`` reduces over tokens, and further metrics."""
+        """Return the loss, whose tokens ``total`` reduces to a scalar, and further metrics."""
 
 
 def _clipped_surrogate(

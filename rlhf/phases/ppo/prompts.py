@@ -42,7 +42,7 @@ class PromptLoader:
         self._shuffles: dict[int, Shuffle] = {}  # one shuffle per attempt
 
     def prompts_of_all_ranks(self, step: int, *, attempt: int = 0) -> StepPrompts:
-        """Return the prompts of all ranks in step ``step``, counted from 0."""
+        """Return the prompts of all ranks in step ``step``; arguments as in ``own_prompts``."""
         ppo = self.context.config.ppo
         if attempt not in self._shuffles:
             seed = seed_for(self._seed_of_attempt(attempt), "ppo", "shuffle")
@@ -89,14 +89,14 @@ def shard_prompt_batch(
     rows = [row for row in range(len(prompts.ids)) for _ in range(config.ppo.responses_per_prompt)]
     generator = random_stream(config.seed, "sampling", step)
     draws_BT = torch.rand(len(rows), config.max_policy_tokens, generator=generator)
-    mine = ranks.own_rows(rows)
+    own_rows = ranks.own_rows(rows)
     batch = collate_prompts(
-        [prompts.ids[row] for row in mine],
-        [prompts.texts[row] for row in mine],
+        [prompts.ids[row] for row in own_rows],
+        [prompts.texts[row] for row in own_rows],
         draws_BT[ranks.own_rows(range(len(rows)))],
-        columns=[prompts.columns[row] for row in mine],
+        columns=[prompts.columns[row] for row in own_rows],
         pad_id=pad_id,
         device=ranks.device,
     )
-    own = None if prompts.seeds is None else [prompts.seeds[row] for row in mine]
-    return batch._replace(step=step + 1, seeds=own)
+    own_seeds = None if prompts.seeds is None else [prompts.seeds[row] for row in own_rows]
+    return batch._replace(step=step + 1, seeds=own_seeds)

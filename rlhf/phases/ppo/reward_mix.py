@@ -45,7 +45,7 @@ class RewardMix:
     """A function from responses to the scores of all parts of the reward, and their weighted sums.
 
     ``say`` prints a warning the first time that a part fails, and at the end how often it failed.
-    ``own_rewards`` returns the rewards (B, T) that an environment gave the responses.
+    ``environment_rewards`` returns the rewards (B, T) that an environment gave the responses.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class RewardMix:
         tokenizer: PreTrainedTokenizerBase,
         judge: GoldJudge,
         say: Callable[[str], None],
-        own_rewards: Callable[[Responses], Tensor] | None = None,
+        environment_rewards: Callable[[Responses], Tensor] | None = None,
         run_dir: str | None = None,
     ) -> None:
         self.parts = parts
-        self._own_rewards = own_rewards
+        self._environment_rewards = environment_rewards
         self._tokenizer = tokenizer
         self._judge = judge
         self._say = say
@@ -72,7 +72,7 @@ class RewardMix:
         """Return the weighted sums (B,), and the scores (B, K) of the parts.
 
         Raises:
-            RewardError: if a part without a fallback failed.
+            RewardError: if a part without a fallback failed, or a prompt lacks a column.
         """
         texts = response_texts(self._tokenizer, responses) if self._isolated else []
         for name, isolated in self._isolated.items():  # start all parts, then wait for scores
@@ -92,17 +92,17 @@ class RewardMix:
                     rated = rate_responses(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
                 case RewardKind.environment:
-                    assert self._own_rewards is not None, "kind=environment without an environment"
-                    of_tokens[name] = self._own_rewards(responses)
+                    assert self._environment_rewards is not None, "the run has no environment"
+                    of_tokens[name] = self._environment_rewards(responses)
                     scores_B = of_tokens[name].sum(dim=1)
                 case _:
-                    found = self._receive_scores(name, len(model_scores_B))
-                    scores_B = model_scores_B.new_tensor(found.scores)
-                    problem = found.problem or NO_SCORE
-                    if found.steps:
-                        placed = self._place_step_scores(responses, found, part.fallback or 0.0)
+                    scored = self._receive_scores(name, len(model_scores_B))
+                    scores_B = model_scores_B.new_tensor(scored.scores)
+                    problem = scored.problem or NO_SCORE
+                    if scored.steps:
+                        placed = self._place_step_scores(responses, scored, part.fallback or 0.0)
                         of_tokens[name] = placed.to(scores_B)
-                    for criterion, scores in found.criteria.items():
+                    for criterion, scores in scored.criteria.items():
                         of_criterion_B = model_scores_B.new_tensor(scores)
                         criteria[f"{name}.{criterion}"] = of_criterion_B.nan_to_num(part.fallback)
             if count := count_failed_scores(scores_B):
@@ -112,8 +112,8 @@ class RewardMix:
         failed_BK = ~valid_score_mask(scores_BK)
         fallbacks_K = scores_BK.new_tensor([part.fallback or 0.0 for part in self.parts.values()])
         scores_BK = torch.where(failed_BK, fallbacks_K, scores_BK)
-        scored = TermScores(scores_BK, failed_BK, criteria, of_tokens)
-        return sum_weighted_scores(self.parts, scores_BK), scored
+        terms = TermScores(scores_BK, failed_BK, criteria, of_tokens)
+        return sum_weighted_scores(self.parts, scores_BK), terms
 
     def try_parts_on_rows(self, records: Sequence[Record]) -> None:
         """Test each part that has its own process: let it score the responses in rows of the data.
@@ -129,12 +129,12 @@ class RewardMix:
             columns = {each: [row[each] for row in rows] for each in names}
             isolated.send_answers(Answers(prompts, texts, [True] * len(texts), tokens, columns))
         for name in self._isolated:
-            found = self._receive_scores(name, len(records))
-            pairs = zip(records, found.scores, strict=True)
+            scored = self._receive_scores(name, len(records))
+            pairs = zip(records, scored.scores, strict=True)
             failed = [describe_row(record) for record, score in pairs if math.isnan(score)]
             if failed:
                 where = f"on {' and '.join(failed)}, before training"
-                problem = found.problem or NO_SCORE
+                problem = scored.problem or NO_SCORE
                 self._raise_or_count_failure(name, problem, len(failed), where)
         self._fallbacks.clear()
 
@@ -143,11 +143,11 @@ class RewardMix:
         try:
             return self._isolated[name].receive_scores()
         except FailureError as error:
-            none = [math.nan] * rows
-            return PartScores(none, dict.fromkeys(self._isolated[name].criteria, none), str(error))
+            nans = [math.nan] * rows
+            return PartScores(nans, dict.fromkeys(self._isolated[name].criteria, nans), str(error))
 
     def _place_step_scores(
-        self, responses: Responses, found: PartScores, fallback: float
+        self, responses: Responses, scored: PartScores, fallback: float
     ) -> Tensor:
         """Return the scores (B, T) of steps, each at the token that completes the step.
 
@@ -156,8 +156,8 @@ class RewardMix:
         rewards_BT = torch.zeros(responses.ids_BT.shape)
         rows = zip(responses.ids_BT.tolist(), responses.keep_BT.sum(dim=1).tolist(), strict=True)
         for row, (ids, length) in enumerate(rows):
-            has_failed = math.isnan(found.scores[row])
-            steps = [(0, fallback)] if has_failed else found.steps[row]
+            has_failed = math.isnan(scored.scores[row])
+            steps = [(0, fallback)] if has_failed else scored.steps[row]
             for end, score in steps[:-1]:
                 rewards_BT[row, find_token(self._tokenizer, ids[:length], end)] += score
             rewards_BT[row, length - 1] += steps[-1][1]
@@ -177,15 +177,16 @@ class RewardMix:
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
         if part.kind in HERE:
-            raise RewardError(f"{failed} for {count} responses. {FIX_MODEL}")
+            fix = FIX_MODEL if part.kind is RewardKind.model else "Make its rewards smaller"
+            raise RewardError(f"{failed} for {count} responses. {fix}")
         if part.fallback is None:
             raise RewardError(
                 f"{failed}. A part must return one number for each response: correct it, or set "
-                f"rewards.{name}.fallback=NUMBER, the score of responses that it cannot score"
+                f"rewards.{name}.fallback=NUMBER, the score of responses that cannot be scored"
             )
         if name not in self._fallbacks:
             self._say(
-                f"warning: {failed}; responses that it fails to score get its fallback "
+                f"warning: {failed}; responses that {name} fails to score get its fallback "
                 f"{part.fallback:g}, and ppo/fallback_share counts them"
             )
         self._fallbacks[name] += count
@@ -203,12 +204,12 @@ def find_token(tokenizer: PreTrainedTokenizerBase, ids: list[int], end: int) -> 
 def _build_reward_inputs(
     prompts: PromptBatch, responses: Responses, texts: list[str], columns: Sequence[str]
 ) -> Answers:
-    """Return the input of a part: the ``texts`` of the responses, and the values of ``columns``."""
+    """Return the input of a part: prompts, responses with their ``texts``, and ``columns``."""
     rows = prompts.columns or [{}] * len(prompts.texts)
     missing = next((name for name in columns for row in rows if name not in row), None)
     if missing is not None:
         raise RewardError(
-            f"rewards read the column {missing}, and the prompts come without it; "
+            f"rewards read the column {missing}, and a prompt comes without it; "
             "give RLHFEngine.prompts the columns of each prompt"
         )
     return Answers(
@@ -222,26 +223,26 @@ def _build_reward_inputs(
 
 
 def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RewardMix | None:
-    """Return the RewardMix of ``config.rewards``, or None if there are no parts.
+    """Build the RewardMix of ``config.rewards``; return None if there are no parts.
 
     The mix prints its warnings on this rank's terminal, even if this is not rank 0.
     """
     if not config.rewards:
         return None
     say = Console().say
-    own_rewards: Callable[[Responses], Tensor] | None = None
+    rewards_of: Callable[[Responses], Tensor] | None = None
     if config.environment.is_used:
         from rlhf.options.environments.responses import episode_token_rewards
 
-        own_rewards = episode_token_rewards
-    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, own_rewards, config.run_dir)
+        rewards_of = episode_token_rewards
+    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, rewards_of, config.run_dir)
 
 
 def try_reward_parts(context: RunContext) -> None:
     """Print the warnings of methods, and try the rewards on two rows of PPO's data.
 
     Raises:
-        RewardError: if a part without a fallback failed.
+        ConfigError, RewardError: if a part cannot start, or one without a fallback failed.
     """
     for method in methods_in_use(context.config):
         for warning in method.warnings(context.config):

@@ -49,7 +49,7 @@ from rlhf.phases.shared.policies import (
 )
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_capabilities
-from rlhf.phases.shared.scoring import JudgeScores, ModelScores, Scores, zero_scores
+from rlhf.phases.shared.scoring import JudgeScores, ModelScores, ScoreSequences, zero_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,7 +74,7 @@ class RLHFEngine:
     def __init__(self, config: RunConfig, ranks: Ranks | None = None) -> None:
         from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()  # each model would draw one
+        disable_progress_bar()  # loading each model would draw one
         self.config = config
         self.ranks = ranks or current_ranks(config.hardware.device)
         choose_kernels(config.hardware.kernels)
@@ -111,15 +111,15 @@ class RLHFEngine:
             self.constant_metrics["rollout/accelerated_layers"] = layers
         rows = rollout_plan(config).per_rank
         self.backends = RolloutBackends(config, self.tokenizer, dtype, self.ranks, rows)
-        keeps = config.rollout.keep_graphs is When.always
-        backend = partial(self.backends.build, keeps_graphs=keeps)
+        keeps_graphs = config.rollout.keep_graphs is When.always
+        build_backend = partial(self.backends.build, keeps_graphs=keeps_graphs)
         temperature = config.rollout.temperature
-        self.rollout: RolloutBackend = backend(temperature=temperature)
+        self.rollout: RolloutBackend = build_backend(temperature=temperature)
         # The policy to evaluate, backends that sample its answers, and models that score them.
         self.policy = AnsweringPolicy(
             self.actor,
-            backend(temperature=config.rollout.eval_temperature or temperature),
-            backend(temperature=temperature, greedy=True),
+            build_backend(temperature=config.rollout.eval_temperature or temperature),
+            build_backend(temperature=temperature, greedy=True),
             self.models,
             self.plan.micro,
         )
@@ -211,7 +211,7 @@ class RLHFEngine:
             entropy_gradient=config.ppo.entropy_coef > 0,
         )
 
-    def _build_score_function(self) -> Scores:
+    def _build_score_function(self) -> ScoreSequences:
         if not has_reward_model(self.config):
             return zero_scores if self.config.rewards else JudgeScores(GoldJudge(), self.tokenizer)
         scorer = self._build_scorer()
@@ -309,6 +309,6 @@ def _optimizer_config(ppo: PpoConfig, role: Role) -> OptimizerConfig:
     names = [field.name for field in fields(OptimizerConfig) if field.name != "lr"]
     values = {name: getattr(ppo, name) for name in names}
     if role is Role.critic:
-        own = {name: getattr(ppo, f"critic_{name}", None) for name in names}
-        values |= {name: value for name, value in own.items() if value is not None}
+        critic_values = {name: getattr(ppo, f"critic_{name}", None) for name in names}
+        values |= {name: value for name, value in critic_values.items() if value is not None}
     return OptimizerConfig(lr=ppo.actor_lr if role is Role.actor else ppo.critic_lr, **values)

@@ -34,7 +34,7 @@ from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence
 
-ROUNDING = 1e-6  # scores this close count as equal; a share of the largest score if that is above 1
+EQUAL_WITHIN = 1e-6  # largest spread of equal scores; times the largest score if that is above 1
 
 
 class PpoStats(NamedTuple):
@@ -93,7 +93,7 @@ def rollout_metrics(
 def equal_scores_mask(scores_GR: Tensor) -> Tensor:
     """Return a mask (G,), True for a group of R responses that have the same score."""
     spread_G = scores_GR.amax(dim=1) - scores_GR.amin(dim=1)
-    return spread_G <= ROUNDING * scores_GR.abs().amax(dim=1).clamp_min(1.0)
+    return spread_G <= EQUAL_WITHIN * scores_GR.abs().amax(dim=1).clamp_min(1.0)
 
 
 def same_response_mask(prompts: PromptBatch, responses: Responses) -> Tensor:
@@ -169,9 +169,9 @@ def num_optimizer_steps(values: Mapping[str, float]) -> float:
 
 
 def update_score_average(average: float | None, value: float, *, beta: float = 0.9) -> float:
-    """Return the exponential moving ``average`` after ``value``; None starts it at ``value``.
+    """Return the exponential moving ``average`` after ``value``, which is skipped if not finite.
 
-    Values that are not finite are skipped.
+    An average that is None or not finite is replaced by ``value``, even if that is not finite.
     """
     if average is None or not math.isfinite(average):
         return value
@@ -218,24 +218,24 @@ class StepSpeed:
         seconds = PerStage(**rollout.seconds, train=train_seconds)
         with_policy = not rollout.reuses_logprobs
         tokens_B = rollout.prompts.attend_BP.sum(dim=1) + rollout.responses.attend_BT.sum(dim=1)
-        step = sum(seconds)
-        found = {f"time/{part}_seconds": spent for part, spent in seconds._asdict().items()}
-        found["time/step_seconds"] = step
-        found["speed/tokens_per_second"] = float(self._ranks.sum(tokens_B.sum())) / step
+        step_seconds = sum(seconds)
+        speeds = {f"time/{stage}_seconds": spent for stage, spent in seconds._asdict().items()}
+        speeds["time/step_seconds"] = step_seconds
+        speeds["speed/tokens_per_second"] = float(self._ranks.sum(tokens_B.sum())) / step_seconds
         if not self._models:
-            return found
+            return speeds
         kept_B = rollout.responses.keep_BT.sum(dim=1)
         lengths = (tokens_B.tolist(), kept_B.tolist())
         trained = trained_roles(values)
-        parts = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
+        flops = self._flops_per_stage(*lengths, with_policy=with_policy, trained=trained)
         # Count only the passes made: updates may end early (ppo.stop_update_kl).
         passes = values["ppo/updates"] * self._ppo.mini_batch_size / self._ppo.rollout_batch_size
-        rank_flops = parts._replace(train=passes * parts.train)
+        rank_flops = flops._replace(train=passes * flops.train)
         total_flops = self._ranks.sum(tokens_B.new_tensor(rank_flops).double()).tolist()
-        for part, operations, spent in zip(PerStage._fields, total_flops, seconds, strict=True):
-            found[f"speed/{part}_tflops"] = operations / spent / 1e12
-            found[f"speed/{part}_mfu"] = operations / spent / (self._peak * self._ranks.size)
-        return found
+        for stage, operations, spent in zip(PerStage._fields, total_flops, seconds, strict=True):
+            speeds[f"speed/{stage}_tflops"] = operations / spent / 1e12
+            speeds[f"speed/{stage}_mfu"] = operations / spent / (self._peak * self._ranks.size)
+        return speeds
 
     def _flops_per_stage(
         self, tokens: list[int], kept: list[int], *, with_policy: bool, trained: Collection[Role]

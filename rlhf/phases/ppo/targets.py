@@ -1,4 +1,4 @@
-"""Advantages and returns of a rollout, the targets of the updates on it.
+"""Compute advantages and returns of a rollout, the targets of PPO's updates.
 
 Shapes: B = sequences of this rank, T = response tokens, G = groups of R compared responses.
 """
@@ -39,7 +39,7 @@ from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
 class Targets(NamedTuple):
-    """Rewards, advantages and returns of a rollout, as far as steps have computed them."""
+    """Rewards, advantages and returns of a rollout; results of later steps are still 0."""
 
     kl_ctl: float
     compared: int  # number of responses to a prompt that the estimator compares; 1: none
@@ -116,8 +116,8 @@ class TargetMaker:
         """
         if self.config.advantage_estimator is not AdvantageEstimator.gae:
             return None  # most other estimators compare responses; held-out prompts have one
-        made = self.make(rollout, kl_ctl=kl_ctl)
-        return TokenTargets(made.rewards_BT, made.raw.advantages_BT)
+        targets = self.make(rollout, kl_ctl=kl_ctl)
+        return TokenTargets(targets.rewards_BT, targets.raw.advantages_BT)
 
     def make(self, rollout: Rollout, *, kl_ctl: float) -> Targets:
         """Return the targets of one rollout, under the KL coefficient ``kl_ctl``."""
@@ -150,7 +150,7 @@ class TargetMaker:
         return self.moments + now if is_running else self.moments
 
     def whiten(self, x_BT: Tensor, keep_BT: Tensor, *, shift_mean: bool) -> Tensor:
-        """Return ``x_BT`` whitened over the response tokens of all ranks."""
+        """Return ``x_BT`` whitened over the tokens of all ranks where ``keep_BT`` is True."""
         moments = self.moments_over_ranks(x_BT, keep_BT)
         return whiten(x_BT, keep_BT, moments, shift_mean=shift_mean)
 
@@ -185,7 +185,7 @@ def combine_parts(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Tar
 
 
 def scale_combined_scores(maker: TargetMaker, targets: Targets, _: Rollout) -> Targets:
-    """Divide scores by their deviation, if ppo.scale_reward is set."""
+    """Scale scores by their moments, if ppo.scale_reward is not none."""
     if maker.moments is None:
         return targets
     shifts = maker.config.scale_reward_shift
@@ -209,7 +209,7 @@ def clip_and_penalise(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
 def make_token_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Turn scores into token rewards, minus the KL penalty if ppo.kl_placement=reward.
 
-    Rewards of tokens are added, clipped like scores.
+    Weighted rewards that parts give to tokens are added, clipped to +-ppo.clip_reward_value.
     """
     config, keep_BT = maker.config, rollout.responses.keep_BT
     sides = (rollout.logprobs_BT, rollout.reference_logprobs_BT)
@@ -239,7 +239,7 @@ def whiten_rewards(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Ta
 def estimate_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
     """Estimate advantages from token rewards; the rows of one prompt are adjacent.
 
-    Another estimator takes the place of this step, see ``PpoHook.change_target_steps``.
+    A method with another estimator replaces this step, by ``PpoHook.change_target_steps``.
     """
     config, keep_BT = maker.config, rollout.responses.keep_BT
     rewards_BT, group = targets.scaled_rewards_BT, config.responses_per_prompt
@@ -281,7 +281,7 @@ def whiten_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) ->
 
 TargetStep = Callable[[TargetMaker, Targets, Rollout], Targets]
 TargetSteps = tuple[TargetStep, ...]
-# A step that is inserted before scaling must become the last step that ``update_moments`` runs.
+# ``last`` and ``replace_step`` find steps by their position here: never insert a step in between.
 STEPS: TargetSteps = (
     combine_parts,
     scale_combined_scores,
@@ -295,18 +295,18 @@ STEPS: TargetSteps = (
 
 
 def replace_step(steps: TargetSteps, old: TargetStep, new: TargetStep) -> TargetSteps:
-    """Return ``steps`` with ``new`` in the place of ``old``, one of ``STEPS``."""
-    place = STEPS.index(old)
-    return (*steps[:place], new, *steps[place + 1 :])
+    """Return ``steps`` with ``new`` at the position that ``old`` has in ``STEPS``."""
+    position = STEPS.index(old)
+    return (*steps[:position], new, *steps[position + 1 :])
 
 
 def _initial_moments(config: PpoConfig, first: Moments) -> Moments:
-    """Return the first rollout's moments; configured reference mean and std take precedence."""
+    """Return the ``first`` rollout's moments; ppo.reference_score_mean and _std replace them."""
     if config.scale_reward is ScaleReward.running:
         return first
-    fixed_mean, fixed_std = config.reference_score_mean, config.reference_score_std
-    mean = first.value() if fixed_mean is None else fixed_mean
-    std = first.std() if fixed_std is None else fixed_std
+    reference_mean, reference_std = config.reference_score_mean, config.reference_score_std
+    mean = first.value() if reference_mean is None else reference_mean
+    std = first.std() if reference_std is None else reference_std
     total = torch.tensor(mean, dtype=torch.float64, device=first.total.device)
     return Moments(total, total.square() + std**2, torch.ones_like(total))
 

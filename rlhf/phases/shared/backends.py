@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class BackendParts(NamedTuple):
-    """The arguments that an option's rollout backend gets, in addition to the option's keys."""
+    """The arguments that an option's rollout backend gets in addition to the configuration."""
 
     settings: SamplingSettings
     stop: StopTexts
@@ -54,9 +54,9 @@ def build_rollout_backend(
 ) -> RolloutBackend:
     """Build the backend of ``rollout.backend``, which samples responses at ``temperature``.
 
-    ``dtype`` must not be auto. rollout.max_rows and ``rows`` (None: no limit) both limit how many
-    responses are sampled at once. With ``greedy`` the backend always takes the most likely token.
-    CUDA graphs and KV cache stay in ``kept``, if it is not None.
+    ``dtype`` must not be auto. With ``greedy`` the backend always takes the most likely token. The
+    backends fast and hf sample at most rollout.max_rows and at most ``rows`` responses at once
+    (None: no limit). Only fast reads ``kept``, in which it leaves CUDA graphs and KV cache.
     """
     rollout = config.rollout
     rows = min((each for each in (rollout.max_rows, rows) if each), default=None)
@@ -119,7 +119,7 @@ class RolloutBackends:
     ) -> None:
         """Start the partner's processes, if an option has a partner; ``close`` ends them.
 
-        All backends sample at most ``rows`` responses at once.
+        The backends fast and hf sample at most ``rows`` responses at once.
         """
         self._tokenizer, self._ranks, self._kept = tokenizer, ranks, KeptDecoder()
         self._build = partial(

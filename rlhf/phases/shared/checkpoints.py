@@ -1,4 +1,4 @@
-"""Checkpoints of a phase in progress: when to write, keep and resume from them."""
+"""Write checkpoints of a phase in progress, remove old ones, and resume from the last one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Checkpoints:
         self._engines = engines
         self._trainer = trainer
         self._seconds = 0.0  # seconds that earlier attempts at this phase took
-        self._saved, self._saved_step, self._total = time.monotonic(), 0, 0
+        self._saved_at, self._saved_step, self._total = time.monotonic(), 0, 0
         self._best = BestStep.from_config(self._config, phase)
         self.loads_best = self._config.load_best and self._best.metric is not None
         self._is_over = False
@@ -86,15 +86,15 @@ class Checkpoints:
 
     @property
     def models_step(self) -> int:
-        """Return the step whose models the finished phase has: with checkpoint.load_best the best.
+        """Return the step whose models the finished phase has: the last step.
 
-        If no evaluation returned a number, it is the last step.
+        With checkpoint.load_best it is the best step, unless no evaluation returned a number.
         """
         best = self._best.step
         return best if self.loads_best and best is not None else self.step
 
     def totals(self) -> dict[str, Any]:
-        """Return entries of result.json: steps, seconds and, with checkpoint.load_best, the best.
+        """Return entries of result.json: steps, seconds and, with load_best, the best step.
 
         ``best_value`` is the value of checkpoint.best after the step ``best_step``.
         """
@@ -117,7 +117,7 @@ class Checkpoints:
         zero.nvme_path, or if a network drive refuses it.
 
         Raises:
-            StoppedError: if a signal requested a stop.
+            StoppedError: if a signal or checkpoint.stop_after requested a stop.
             StoppedByAlarmError: if alarms.stop names an alarm of the step.
             CheckpointError: if a checkpoint cannot be written.
         """
@@ -173,16 +173,16 @@ class Checkpoints:
                 f"lower learning rate, or hardware.dtype=fp32; {_export_advice(self._dir)}"
             )
 
-    def log_evaluation(self, values: Mapping[str, float], *, is_resting: bool = False) -> None:
-        """Log held-out metrics, and end the phase if checkpoint.patience is exhausted.
+    def log_evaluation(self, values: Mapping[str, float], *, is_frozen: bool = False) -> None:
+        """Log held-out metrics, and end the phase if checkpoint.patience is used up.
 
-        If ``is_resting``, the policy is frozen in this step, and no patience is used up.
+        If the policy ``is_frozen`` in this step, no patience is used up.
 
         Raises:
             ConfigError: if ``values`` lack the metric that checkpoint.best names.
         """
         self._log(values, self.step + 1)
-        reason = self._best.update(values, self.step + 1, is_resting=is_resting)
+        reason = self._best.update(values, self.step + 1, is_frozen=is_frozen)
         if reason is not None and not self._is_over:
             self.end_after_this_step(reason)
 
@@ -193,7 +193,7 @@ class Checkpoints:
 
         With checkpoint.load_best, only ``more`` is logged after the last step: ``log_evaluation``
         has logged the final models. An alarm before the first step ends the run after the first
-        step's checkpoint. After the last step only not_finite ends it: the phase saves its models.
+        step's checkpoint. After the last step only not_finite does; the phase saves its models.
         """
         logged = {**({} if self.loads_best and self.step > 0 else values), **(more or {})}
         if logged:
@@ -221,12 +221,12 @@ class Checkpoints:
         if self._config.stop_after == f"{self.phase}/{self.step}":
             requests.wants_checkpoint = requests.wants_stop = True
         # Rank 0 reads the clock for all ranks. While steps are skipped, no checkpoint becomes due.
-        minutes = (time.monotonic() - self._saved) / 60 if context.ranks.is_main else 0.0
+        minutes = (time.monotonic() - self._saved_at) / 60 if context.ranks.is_main else 0.0
         is_due = _is_due(self._config, self._saved_step, self.step, minutes) and not self._skipped
         is_due |= requests.wants_checkpoint or self._alarm is not None
         is_due &= self._can_write
-        asked = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
-        is_due, stops = context.ranks.max(asked.int()).bool().tolist()
+        flags = torch.tensor([is_due, requests.wants_stop], device=context.ranks.device)
+        is_due, stops = context.ranks.max(flags.int()).bool().tolist()
         if is_due or self._best.step == self.step:
             self._save_checkpoint()
             requests.wants_checkpoint = False
@@ -256,7 +256,7 @@ class Checkpoints:
             if self._best.step == self.step:
                 raise  # without this checkpoint, the models of the best step would be lost
             self._context.console.say(f"warning: {error}")
-        self._saved, self._saved_step = time.monotonic(), self.step
+        self._saved_at, self._saved_step = time.monotonic(), self.step
 
     def _resume_from(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state

@@ -42,8 +42,8 @@ class RunContext:
     ranks: Ranks
     settings: EngineSettings
     tokenizer: PreTrainedTokenizerBase
-    parts: Mapping[Phase, PhaseData]
-    judge: GoldJudge | None
+    parts: Mapping[Phase, PhaseData]  # training and held-out records of each phase
+    judge: GoldJudge | None  # computes gold scores; None: the data has none
     console: Console
     tracker: Tracker
     resumes: Mapping[Phase, Checkpoint] = field(default_factory=dict)  # checkpoints to resume from
@@ -73,14 +73,14 @@ def phase_tokens(context: RunContext, phase: Phase) -> TokenData:
 
 
 def count_ppo_steps(context: RunContext) -> RunContext:
-    """Return ``context`` with ``ppo.steps`` set: the last key that follows from the data."""
+    """Return ``context`` with ``ppo.steps`` set, which may depend on the number of prompts."""
     config, examples = context.config, len(phase_tokens(context, Phase.ppo).train)
     ppo = replace(config.ppo, steps=num_phase_steps(config, Phase.ppo, examples=examples))
     return replace(context, config=replace(config, ppo=ppo))
 
 
 def reward_pairs(context: RunContext) -> tuple[Dataset, Dataset]:
-    """Return training and held-out pairs, with the margins or scores that the loss reads."""
+    """Return training and held-out pairs or graded responses, with what the loss reads."""
     records = records_with_label_noise(context, Phase.reward)
     data = _tokenise(context, records, Phase.reward)
     add = partial(add_pair_numbers, config=context.config.reward)
@@ -95,7 +95,7 @@ def phase_prompts(context: RunContext, phase: Phase) -> TokenData:
 def phase_data_hash(context: RunContext, phase: Phase) -> str:
     """Return a hash of the phase's records, the tokenizer, the token limit and the template.
 
-    The hash of the reward phase includes the groups of pairs on which the model is measured.
+    The reward phase's hash includes the pairs of reward.groups_path, on which it is measured.
     """
     config = context.config
     groups = read_pair_groups(config.reward.groups_path) if phase is Phase.reward else {}

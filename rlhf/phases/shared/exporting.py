@@ -36,7 +36,7 @@ class Export(NamedTuple):
     tensors: Mapping[str, Tensor]
     save: Callable[..., None] = save_from_stream  # writes config and streamed weights on rank 0
     write_more: Callable[[Path], None] | None = None  # writes further files on rank 0
-    change: Callable[[Any, Stream], Stream] = lambda _, stream: stream  # edits both before saving
+    change: Callable[[Any, Stream], Stream] = lambda _, stream: stream  # edits model and tensors
 
     def write(self, folder: Path | None, *, shard_bytes: int = SHARD_BYTES) -> None:
         """Write config and weights into ``folder`` on rank 0; all other ranks must pass None.
@@ -90,16 +90,16 @@ def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
     """
     from transformers import GenerationConfig
 
-    own = model.generation_config
+    pretrained = model.generation_config
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=rollout.temperature,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
         min_p=rollout.min_p or None,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=own.eos_token_id,
-        pad_token_id=own.pad_token_id,
+        bos_token_id=pretrained.bos_token_id,
+        eos_token_id=pretrained.eos_token_id,
+        pad_token_id=pretrained.pad_token_id,
     )
 
 
@@ -117,7 +117,7 @@ def save_export(
     ``what`` describes the model on its model card. If the model ``answers``, the card has an
     example call. A scorer is saved with a padding token that is not the end token, so that
     transformers reads its score at the end token. Its card has a call with ``example`` only if
-    transformers alone can compute the score, without a base model or further members.
+    transformers alone can compute the score, without a base model and without further files.
     """
     tokenizer = context.tokenizer if answers else with_separate_padding(context.tokenizer)
     if context.ranks.is_main:
@@ -131,8 +131,8 @@ def save_export(
             description += " Pad batches on the right: GPT-2 scores other padding wrongly."
             export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
             if example is not None and export.save is save_from_stream and not export.write_more:
-                place = f"{folder.parent.name}/{folder.name}"
-                description += _format_code(scorer_example(place, example))
+                model_folder = f"{folder.parent.name}/{folder.name}"
+                description += _format_code(scorer_example(model_folder, example))
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         scorer = context.config.reward_model if folder.parent.name == Phase.reward else None

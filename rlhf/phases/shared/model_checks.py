@@ -30,9 +30,9 @@ from rlhf.options.fused_layers.keys import FusedLayers
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LIMIT = "max_position_embeddings"  # the config field with the number of positions
-LIMITS = {LIMIT, "n_positions"}
-WINDOW = 4096  # tokens that a known family decodes unchecked if its config has no sliding_window
+POSITION_FIELD = "max_position_embeddings"  # the config field with the number of positions
+POSITION_FIELDS = {POSITION_FIELD, "n_positions"}
+UNCHECKED_TOKENS = 4096  # allowed unchecked for a known family without a sliding_window
 
 
 def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
@@ -40,23 +40,23 @@ def require_fast_decoding(config: RunConfig, phases: Container[Phase]) -> None:
     tokens, fields = config.rollout.max_prompt_tokens, config_fields(config.model)
     tokens += config.token_limit_after_prompt[1]
     is_known = fields.get("model_type") in FAMILIES or not fields
-    samples = Phase.ppo in phases or Phase.dpo in phases
-    if config.rollout.backend is not Backend.fast or not samples:
+    has_rollouts = Phase.ppo in phases or Phase.dpo in phases
+    if config.rollout.backend is not Backend.fast or not has_rollouts:
         return
-    if is_known and (fields.get("sliding_window") or WINDOW) >= tokens:
+    if is_known and (fields.get("sliding_window") or UNCHECKED_TOKENS) >= tokens:
         return
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     from rlhf.rollout.decoders.via_cache import decoding_unsupported_reason
 
-    found = find_model_config("model", config.model)
-    model = None if found is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(found), None)
+    built = find_model_config("model", config.model)
+    model = None if built is None else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(built), None)
     # Encoder-decoder models are not checked: only building one shows if its decoder works alone.
-    if found is None or model is None or found.is_encoder_decoder:
+    if built is None or model is None or built.is_encoder_decoder:
         return
-    if (obstacle := decoding_unsupported_reason(model, found, tokens=tokens)) is not None:
+    if (obstacle := decoding_unsupported_reason(model, built, tokens=tokens)) is not None:
         raise CapabilityError(
-            f"rollout.backend=fast: a model of model_type={found.model_type} {obstacle}; "
+            f"rollout.backend=fast: a model of model_type={built.model_type} {obstacle}; "
             "use rollout=hf"
         )
 
@@ -66,10 +66,11 @@ def require_positions(config: RunConfig, _: Container[Phase]) -> None:
 
     def fields_with_position_limit(key: str, model: ModelConfig) -> Mapping[str, Any]:
         fields = config_fields(model, key=key)
-        if not fields or LIMITS & set(fields) or (found := find_model_config(key, model)) is None:
+        is_complete = not fields or POSITION_FIELDS & set(fields)
+        if is_complete or (built := find_model_config(key, model)) is None:
             return fields
-        limit = getattr(found, LIMIT, None)  # the family's default
-        return {} if limit is None else {LIMIT: limit}
+        limit = getattr(built, POSITION_FIELD, None)  # the family's default
+        return {} if limit is None else {POSITION_FIELD: limit}
 
     check_sequence_lengths(config, fields_with_position_limit)
 
@@ -84,17 +85,17 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
             from rlhf.models.pretrained import require_one_label_model
 
             require_one_label_model(source)
-    kind = config_fields(model, key=key).get("model_type")
-    is_known = kind is None or kind in FAMILIES or model.trust_remote_code
+    model_type = config_fields(model, key=key).get("model_type")
+    is_known = model_type is None or model_type in FAMILIES or model.trust_remote_code
     if is_known or not (scores or Phase.reward in phases):
         return
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    found = find_model_config(key, model)
-    if found is not None and type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+    built = find_model_config(key, model)
+    if built is not None and type(built) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         critic = " with ppo.advantage_estimator=reinforce_pp, which has no critic"
         raise CapabilityError(
-            f"{key}: transformers has no reward model for model_type={kind}: use "
+            f"{key}: transformers has no reward model for model_type={model_type}: use "
             "model@reward_model=... (another family, with the same tokenizer), or "
             f"phase=pipeline_rule{critic if ppo.has_separate_critic else ''} (docs/rewards.md)"
         )
@@ -107,14 +108,14 @@ def require_same_tokens(config: RunConfig, _: Container[Phase]) -> None:
     key, owner = tokenizer_base(config)
     if config.from_run is not None:
         owner = replace(owner, tokenizer=f"{config.from_run}/tokenizer", end_token=None)
-    own, theirs = read_tokens(owner, key=key), read_tokens(model, key="reward_model")
-    if own is not None and theirs is not None:
-        check_same_tokens(own, theirs, place=str(model.path))
-    rows = config_fields(model, key="reward_model").get("vocab_size")
-    if own is not None and isinstance(rows, int) and own.last_id >= rows:
+    ours, theirs = read_tokens(owner, key=key), read_tokens(model, key="reward_model")
+    if ours is not None and theirs is not None:
+        check_same_tokens(ours, theirs, place=str(model.path))
+    size = config_fields(model, key="reward_model").get("vocab_size")
+    if ours is not None and isinstance(size, int) and ours.last_id >= size:
         raise ConfigError(
-            f"reward_model.path={model.path}: the model has {rows} embeddings, and the actor can "
-            f"write the token id {own.last_id}; use a reward model with the tokens of the actor"
+            f"reward_model.path={model.path}: the model has {size} embeddings, and the actor can "
+            f"write the token id {ours.last_id}; use a reward model with the actor's tokens"
         )
 
 
@@ -137,7 +138,7 @@ def require_named_layers(config: RunConfig, phases: Collection[Phase]) -> None:
 
 
 def build_weightless_model(auto_class: str, key: str, model: ModelConfig) -> PreTrainedModel | None:
-    """Build the model without weights; return None if its config cannot be built."""
+    """Build the model on the meta device; return None if its config cannot be built."""
     import torch
     import transformers
 

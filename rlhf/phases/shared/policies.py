@@ -35,7 +35,7 @@ def policy_source(config: RunConfig) -> ModelSource:
 
 
 def reward_model_source(config: RunConfig) -> ModelSource:
-    """Return the model from which the reward model starts: this run's SFT model, or another."""
+    """Return the model from which the reward model starts: this run's SFT model, or a given one."""
     key, base = reward_model_base(config)
     if key == "model" and Phase.sft in config.phase.order:
         source = ModelSource.from_folder(_run_dir(config) / "sft" / "model", base=base)

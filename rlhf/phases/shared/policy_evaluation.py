@@ -38,7 +38,7 @@ from rlhf.run.tracker import Sample, Token
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SAMPLES = 8  # held-out prompts whose answers are written to samples.jsonl
+SAMPLED_PROMPTS = 8  # number of held-out prompts whose answers are written to samples.jsonl
 
 
 class AnsweringPolicy(NamedTuple):
@@ -63,15 +63,15 @@ class HeldOutPrompts(NamedTuple):
         return cls(phase_prompts(context, phase).eval, phase_records(context, phase).eval)
 
 
-# Measures, and their names in result.json and in metrics.
+# Measures by their names here, with their names in result.json and in metrics.
 TITLES = {"score": "score", "kl": "kl", "ended": "ended_share", "tokens": "response_tokens"}
 
 
 class PolicyEvaluation(NamedTuple):
     """Measures of a policy's answers: means over held-out prompts, and the value of each prompt.
 
-    ``score`` is the score by the reward model or, without one, by the judge; in DPO it is 0.
-    ``greedy`` is the share of exactly right greedy answers, if there is a judge.
+    The mean ``score`` is of the reward model's scores or, without one, of the judge's; in DPO it is
+    0. The mean ``greedy`` is the share of exactly right greedy answers, if there is a judge.
     """
 
     means: dict[str, float]
@@ -123,8 +123,8 @@ def evaluate_policy(
         _store_values(measure_answers(context, rollout), batch, into=values_by_name, total=total)
     if context.judge is not None:
         batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts)
-        again = ((prompts._replace(keeps_weights=True), batch) for prompts, batch in batches)
-        for prompts, responses, batch in _answers(context, policy.actor, policy.greedy, again):
+        greedy = ((prompts._replace(keeps_weights=True), batch) for prompts, batch in batches)
+        for prompts, responses, batch in _answer(context, policy.actor, policy.greedy, greedy):
             exact_B = _gold_ratings(context, prompts, responses)["gold/exact"]
             _store_values({"greedy": exact_B}, batch, into=values_by_name, total=total)
     by_prompt_VN = context.ranks.sum(torch.stack(list(values_by_name.values())))
@@ -164,7 +164,7 @@ def _store_values(
 
 
 def describe_answers(context: RunContext, rollout: Rollout) -> list[Shown]:
-    """Return the texts of each row's prompt and response, as samples.jsonl has them."""
+    """Return the texts of each row's prompt and response, in the form of samples.jsonl."""
     texts = response_texts(context.tokenizer, rollout.responses)
     if context.config.environment.is_used:
         from rlhf.options.environments.responses import texts_to_show
@@ -184,13 +184,13 @@ def sample_answers(
     *,
     model: str,
 ) -> list[Sample]:
-    """Answer the first held-out prompts; return this rank's answers.
+    """Answer the first ``SAMPLED_PROMPTS`` held-out prompts; return this rank's answers.
 
     ``targets`` returns the rewards and advantages of a rollout's tokens, or None if the estimator
     has none. ``model`` is the name of the policy in each answer.
     """
     samples: list[Sample] = []
-    for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLES):
+    for rollout, batch in answer_prompts(context, policy, held_out, num_prompts=SAMPLED_PROMPTS):
         of_tokens = targets(rollout)
         shown = describe_answers(context, rollout)
         ended, kls = rollout.responses.ended_B.tolist(), kl_per_sequence(rollout).tolist()
@@ -246,20 +246,20 @@ def answer_prompts(
     sample: int = 0,
     greedy: bool = False,
 ) -> Iterator[tuple[Rollout, EvalRows]]:
-    """Yield scored answers to held-out prompts, and the indices of these prompts.
+    """Yield, per micro-batch, scored answers to held-out prompts and the prompts' indices.
 
     Another ``sample`` draws other random numbers; the evaluations of the phases use sample 0.
     """
     backend = policy.greedy if greedy else policy.sampling
     batches = _prompt_batches(context, policy, held_out, num_prompts=num_prompts, sample=sample)
     micro = policy.micro
-    for prompts, responses, batch in _answers(context, policy.actor, backend, batches):
+    for prompts, responses, batch in _answer(context, policy.actor, backend, batches):
         with computing_as_saved(context.config, policy.actor):
             rollout = score_responses(policy.models, prompts, responses, micro_batch_size=micro)
         yield rollout, batch
 
 
-def _answers(
+def _answer(
     context: RunContext,
     actor: Engine,
     backend: RolloutBackend,
@@ -271,10 +271,10 @@ def _answers(
     """
     pairs = list(batches)
     prompts = join_rows([each for each, _ in pairs], pad_id=context.tokenizer.pad_token_id)
-    responses, first = backend.generate(actor, prompts), 0
+    responses, start = backend.generate(actor, prompts), 0
     for micro_batch, eval_rows in pairs:
         context.heartbeat.beat()
-        rows = list(range(first, first := first + len(eval_rows.rows)))
+        rows = list(range(start, start := start + len(eval_rows.rows)))
         yield micro_batch, take_responses(responses, rows, context.ranks.device), eval_rows
 
 

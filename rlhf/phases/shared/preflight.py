@@ -47,19 +47,19 @@ def require_data(context: RunContext, phases: Iterable[Phase]) -> None:
             option's data is missing.
         ConfigError: if an option does not support the number of steps that the examples allow.
     """
-    found: dict[Phase, PhaseExamples] = {}
+    examples: dict[Phase, PhaseExamples] = {}
     for phase in phases:
         data, answered = phase_tokens(context, phase), 0
         if phase is Phase.dpo:
             answered = len(phase_prompts(context, phase_of_dpo_prompts(context.parts)).eval)
-        found[phase] = PhaseExamples(len(data.train), len(data.eval), data.left_out, answered)
-        context.console.say(describe_phase_examples(phase, found[phase]))
-    require_examples(context.config, found)
-    if Phase.reward in found:
+        examples[phase] = PhaseExamples(len(data.train), len(data.eval), data.left_out, answered)
+        context.console.say(describe_phase_examples(phase, examples[phase]))
+    require_examples(context.config, examples)
+    if Phase.reward in examples:
         read_pair_groups(context.config.reward.groups_path)
         if context.config.reward.reads_numeric_columns:
             reward_pairs(context)
     if context.config.data.ptx_path is not None:
         from rlhf.options.ptx.corpus import check_corpus
 
-        check_corpus(context.config, found, lambda _key, _path: True)
+        check_corpus(context.config, examples, lambda _key, _path: True)

@@ -108,9 +108,9 @@ class ResponseScores(NamedTuple):
 
 
 # A function that scores whole responses, by a reward model or by a judge.
-Scores = Callable[[WholeSequences], ResponseScores]
-# A function from prompts, responses and model scores (B,) to weighted sums (B,) of several rewards.
-Rewards = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
+ScoreSequences = Callable[[WholeSequences], ResponseScores]
+# A function from prompts, responses and model scores (B,) to weighted sums (B,) and their parts.
+RewardFunction = Callable[[PromptBatch, Responses, Tensor], tuple[Tensor, TermScores]]
 
 
 @runtime_checkable
@@ -118,7 +118,7 @@ class ResponseScorer(Protocol):
     """An option's reward model, which returns scores of responses instead of values of tokens."""
 
     def response_scores(self, sequences: WholeSequences) -> ResponseScores:
-        """Return the scores (B,) of the responses, and metrics of the scores."""
+        """Return the scores (B,) of the responses, and measures of the scores."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ScoringModels(Protocol):
     """The models and the reward function that score the responses of a run."""
 
     @property
-    def rewards(self) -> Rewards | None:
+    def rewards(self) -> RewardFunction | None:
         """Return the function that sums several rewards; None to use the model's scores."""
 
     def score(self, sequences: WholeSequences, *, with_policy: bool = True) -> ModelOutputs:
@@ -219,11 +219,11 @@ def score_responses(
     for sequences in micro_batches:
         beat()
         outputs.append(models.score(sequences, with_policy=with_policy))
-    place = copy_to_device(torch.tensor(order).argsort(), responses.ids_BT.device)
+    index_B = copy_to_device(torch.tensor(order).argsort(), responses.ids_BT.device)
     policy, *others, measures = zip(*outputs, strict=True)
-    logprobs_BT = torch.cat(policy)[place] if with_policy else responses.logprobs_BT
+    logprobs_BT = torch.cat(policy)[index_B] if with_policy else responses.logprobs_BT
     assert logprobs_BT is not None, "the rollout backend measured no log-probabilities"
-    reference_BT, values_BT, last_values_B, scores_B = (torch.cat(each)[place] for each in others)
+    reference_BT, values_BT, last_values_B, scores_B = (torch.cat(each)[index_B] for each in others)
     parts = None
     if models.rewards is not None:
         scores_B, parts = models.rewards(prompts, responses, scores_B)
@@ -244,7 +244,7 @@ def score_responses(
         parts=parts,
         last_values_B=last_values_B,
         reuses_logprobs=not with_policy,
-        measures={n: torch.cat([each[n] for each in measures])[place] for n in measures[0]},
+        measures={n: torch.cat([each[n] for each in measures])[index_B] for n in measures[0]},
     )
 
 

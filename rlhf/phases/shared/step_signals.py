@@ -1,7 +1,7 @@
 """Handlers of the signals that request a checkpoint, or a checkpoint and the run's end.
 
 SIGUSR1 requests a checkpoint. SIGTERM requests a checkpoint and, outside of SLURM jobs, the end of
-the run. The handlers only store the request; the phase fulfils it after the current step.
+the run. The handlers store the request, which the phase fulfils after the current step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class StoppedError(KeyboardInterrupt):
-    """An error that ends a run after a signal; the run's checkpoints are kept."""
+    """The error that ends a run after a signal or checkpoint.stop_after; checkpoints are kept."""
 
 
 class StopRequests:

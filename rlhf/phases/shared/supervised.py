@@ -75,8 +75,8 @@ def share_of_this_rank(
     ranks = context.ranks
     if not context.config.data.bucket_by_length:
         return ranks.own_rows(items)
-    places = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
-    return [items[place] for place in places]
+    indices = assign_rows_to_ranks(lengths, ranks=ranks.size, micro=micro)[ranks.rank]
+    return [items[index] for index in indices]
 
 
 def split_table_rows(rows: Rows, size: int) -> Iterator[Rows]:
@@ -174,6 +174,6 @@ def _held_out_batches(
     total = min(len(examples), limit)
     with model.evaluating():
         lengths = examples[:total]["length"]
-        for each in eval_batches(total, batch_size=micro, ranks=context.ranks, lengths=lengths):
+        for rows in eval_batches(total, batch_size=micro, ranks=context.ranks, lengths=lengths):
             beat()
-            yield each
+            yield rows

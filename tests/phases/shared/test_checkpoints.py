@@ -258,7 +258,7 @@ def test_a_loss_that_is_not_a_number_is_never_the_best(run: Run) -> None:
 def test_evaluations_of_a_frozen_policy_exhaust_no_patience(run: Run) -> None:
     run.steady()._best.patience = 2
     for step in run.phase.steps(9):
-        run.phase.log_evaluation({"sft/eval_loss": 1.0}, is_resting=step <= 5)
+        run.phase.log_evaluation({"sft/eval_loss": 1.0}, is_frozen=step <= 5)
     assert run.said == ["sft: ends after step 7: sft/eval_loss was best after step 1 (1)"]
 
 
