@@ -33,6 +33,7 @@ COSTS = {
     "decoder": "torch decodes by more operations for each token, which is slower",
     "attention over the KV cache": "torch attends to the longest row's length, which is slower",
     "joint projections": "linear layers with the same input are separate products, and slower",
+    "fused layers": "torch launches several kernels for each norm, rotary embedding and SwiGLU",
     "CUDA graphs": "decode steps of new shapes are launched one operation at a time, and slower",
 }
 

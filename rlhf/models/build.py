@@ -57,9 +57,9 @@ def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[E
     """Return the functions with which options extend the model of ``role`` after its build."""
     extensions: list[Extension] = []
     if config.fused_layers is not FusedLayers.none:
-        from rlhf.options.fused_layers.liger_layers import fuse_layers
+        from rlhf.options.fused_layers.liger_layers import select_fusing
 
-        extensions.append(fuse_layers)
+        extensions += select_fusing(config)
     if config.lora.rank > 0:
         from rlhf.options.lora.models import extend_with_adapters
 

@@ -140,8 +140,7 @@ EXCLUSIONS = (
     ),
     Exclusion(
         lambda config: (
-            config.fused_layers is not FusedLayers.none
-            and config.rollout.backend == "hybrid_engine"
+            config.fused_layers is FusedLayers.liger and config.rollout.backend == "hybrid_engine"
         ),
         "fused_layers={fused_layers} with rollout.backend=hybrid_engine: DeepSpeed replaces the "
         "same layers; use only one of the two",

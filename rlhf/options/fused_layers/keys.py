@@ -11,6 +11,7 @@ from rlhf.config.schema.keys import EVERY_PHASE, AtResume, key
 class FusedLayers(StrEnum):
     """Kernels for norms, rotary embeddings and SwiGLU in training and scoring."""
 
+    auto = "auto"
     none = "none"
     liger = "liger"
 
@@ -20,4 +21,5 @@ class FusedLayersGroup:
     """The key ``fused_layers`` of a run."""
 
     fused_layers: FusedLayers = key(affects=EVERY_PHASE, at_resume=AtResume.rounding)
-    """liger: norms, rotary embeddings and SwiGLU by Liger's kernels, on GPUs; none: by torch."""
+    """liger: norms, rotary embeddings and SwiGLU by Liger's kernels, on GPUs; none: by torch; auto:
+    by Liger where it is installed, fits the model and computes what torch does."""

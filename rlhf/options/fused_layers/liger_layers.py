@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from rlhf.base.errors import CapabilityError
+from rlhf.config.choices import Device
+from rlhf.config.schema.run import RunConfig
+from rlhf.kernels.kernel_checks import use_if_equal
+from rlhf.options.fused_layers.keys import FusedLayers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # families that tests compare with torch
+BOUND = 0.05  # largest error of a layer's 16-bit gradients, as a share of the largest gradient
+
+
+def select_fusing(
+    config: RunConfig,
+) -> list[Callable[[PreTrainedModel, tuple[str, ...]], None]]:
+    """Return the function that replaces the layers of a built model, or no function."""
+    if config.fused_layers is FusedLayers.liger:
+        return [fuse_layers]
+    is_free = config.rollout.backend != "hybrid_engine" and not (
+        config.model.compile or config.reward_model.compile
+    )
+    on_gpu = config.hardware.device is Device.cuda
+    return [fuse_fitting_layers] if on_gpu and is_free and find_spec("liger_kernel") else []
 
 
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:
@@ -29,6 +51,53 @@ def fuse_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
     """Replace the layers of ``model``; raise CapabilityError if Liger does not fit it."""
     require_fitting_layers(model.config.to_dict())
     replace_layers(model)
+
+
+def fuse_fitting_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
+    """Replace the layers of ``model`` if Liger fits it, and computes a layer as torch does."""
+    try:
+        require_fitting_layers(model.config.to_dict())
+    except CapabilityError:
+        return
+    shape = (model.config.model_type, model.config.hidden_size)
+
+    def compare(_: object) -> list[tuple[Tensor, Tensor]]:
+        device = torch.device("cuda", torch.cuda.current_device())
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+        return compare_layer(model, device, torch.bfloat16 if has_bf16 else torch.float16)
+
+    if use_if_equal("fused layers", "cuda", lambda: True, compare, shape=shape, bound=BOUND):
+        replace_layers(model)
+
+
+def compare_layer(
+    like: PreTrainedModel, device: torch.device, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    """Return output and gradients of a layer with Liger's kernels, each beside torch's.
+
+    The layer has the sizes of a layer of ``like``, except for the MLP's.
+    """
+    small: dict[str, Any] = {"num_hidden_layers": 1, "intermediate_size": 256, "layer_types": None}
+    small |= {"vocab_size": 64, "pad_token_id": 0, "initializer_range": 0.02}
+    model = type(like)(type(like.config)(**like.config.to_dict() | small)).to(device, dtype)
+    expected = _run_layer(model)
+    modeling = import_module(type(model).__module__)
+    before = dict(vars(modeling))
+    try:
+        replace_layers(model)
+        return list(zip(_run_layer(model), expected, strict=True))
+    finally:
+        vars(modeling).update(before)
+
+
+@torch.enable_grad()
+def _run_layer(model: PreTrainedModel) -> list[Tensor]:
+    model.zero_grad()
+    ids = torch.arange(40, device=model.device).view(2, 20)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    weights = torch.linspace(-0.01, 0.01, hidden.numel(), device=model.device).view_as(hidden)
+    (hidden * weights).sum().backward()
+    return [hidden.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
 def replace_layers(model: PreTrainedModel) -> None:

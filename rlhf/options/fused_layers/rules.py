@@ -15,7 +15,7 @@ from rlhf.options.fused_layers.keys import FusedLayers
 
 def check_fused_layers(config: RunConfig) -> None:
     """Check that the run is on GPUs, and that torch.compile does not replace its layers too."""
-    if config.fused_layers is FusedLayers.none:
+    if config.fused_layers is not FusedLayers.liger:
         return
     device = config.hardware.device
     broken = {

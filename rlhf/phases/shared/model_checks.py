@@ -125,7 +125,7 @@ def require_named_layers(config: RunConfig, phases: Collection[Phase]) -> None:
         from rlhf.options.trunk.rules import check_trunk_layers
 
         check_trunk_layers(config, phases)
-    if config.fused_layers is not FusedLayers.none:
+    if config.fused_layers is FusedLayers.liger:
         from rlhf.options.fused_layers.rules import check_liger_layers
 
         check_liger_layers(config, phases)

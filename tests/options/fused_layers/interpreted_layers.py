@@ -21,7 +21,8 @@ from rlhf.base.types import TokenPositions
 from rlhf.models.build import enable_gradient_checkpointing
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel
-from rlhf.options.fused_layers.liger_layers import FAMILIES, replace_layers
+from rlhf.options.fused_layers import liger_layers
+from rlhf.options.fused_layers.liger_layers import BOUND, FAMILIES, compare_layer, replace_layers
 from rlhf.options.lora.models import adapter_of, add_adapters
 from rlhf.rollout.decoders.decoder import Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -86,6 +87,25 @@ def test_they_compute_what_torch_does(family: str) -> None:
     expected = passes(model)
     replace_layers(model)
     assert_equal(model, expected)
+
+
+def test_a_layer_is_compared_before_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("qwen3")
+
+    def worst() -> float:
+        pairs = compare_layer(model, torch.device("cpu"), torch.float16)
+        assert len(pairs) > 10
+        return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+    assert worst() < BOUND
+    real = liger_layers.replace_layers
+
+    def replace_wrongly(model: PreTrainedModel) -> None:
+        real(model)
+        model.model.norm.weight.data.mul_(1.2)
+
+    monkeypatch.setattr(liger_layers, "replace_layers", replace_wrongly)
+    assert worst() > BOUND
 
 
 def test_in_half_precision() -> None:

@@ -8,12 +8,15 @@ import pytest
 from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
+from rlhf.config.roles import Role
+from rlhf.models.build import find_model_extensions
 from rlhf.options.fused_layers import liger_layers, rules
 from rlhf.phases.shared.policies import build_policy, build_reference
 from tests.conftest import Compose
 from tests.models_on_disk import save_base, small_tokenizer
 from tests.options.fused_layers.launches import count_launches
 from tests.plain_engine import PlainEngine
+from tests.rollout.decoder_checks import tiny_model
 
 # Operations of norms, rotary embeddings and SwiGLU.
 SMALL = {"rsqrt", "pow", "neg", "cat", "slice_backward", "silu", "silu_backward"}
@@ -41,6 +44,38 @@ def test_models_that_it_does_not_fit_are_refused(
         rules.check_liger_layers(config, [Phase.sft])
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "uses"),
+    [
+        (["hardware=h100_80g"], True),
+        (["hardware=cpu"], False),
+        (["hardware=h100_80g", "fused_layers=none"], False),
+        (["hardware=h100_80g", "model.compile=true"], False),
+        (["hardware=h100_80g", "rollout=hybrid_engine", "zero=stage1"], False),
+    ],
+)
+def test_auto_selects_liger_where_it_fits(
+    words: list[str], uses: bool, compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = to_run_config(compose(["model=llama3.1_8b", *words]))
+    extensions = find_model_extensions(config, Role.actor, seed=1)
+    assert (liger_layers.fuse_fitting_layers in extensions) == uses
+    monkeypatch.setattr(liger_layers, "find_spec", lambda _: None)
+    assert find_model_extensions(config, Role.actor, seed=1) == []
+
+
+def test_what_does_not_fit_or_fails_stays_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = list[object]()
+    monkeypatch.setattr(liger_layers, "replace_layers", replaced.append)
+    monkeypatch.setattr(liger_layers, "use_if_equal", lambda *_, **__: True)
+    for family in ("opt", "llama"):
+        liger_layers.fuse_fitting_layers(tiny_model(family), ())
+    assert [each.config.model_type for each in replaced] == ["llama"]
+    monkeypatch.setattr(liger_layers, "use_if_equal", lambda *_, **__: None)
+    liger_layers.fuse_fitting_layers(tiny_model("llama"), ())
+    assert len(replaced) == 1
 
 
 def test_a_missing_package_is_named(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
