@@ -58,7 +58,7 @@ def play_episode(
             total += reply.step.reward
             said = reply.observation
             write(f"\n{said.role}: {said.text}\n")
-            ended = [] if answer.why == "ended" else [encoder.end_id]
+            ended = [] if answer.ending == "ended" else [encoder.end_id]
             ids = [
                 *ids,
                 *answer.ids,
