@@ -11,7 +11,7 @@ import resource
 import sys
 
 if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
-    # Python would store bytecode cut at this limit (ulimit -f), and fail at every later start.
+    # Python would store bytecode truncated at this limit (ulimit -f), and fail at later starts.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # for child processes
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PPOTrainer", "RLHFEngine", "load_run"]
 
-HOMES = {
+MODULES = {
     "PPOTrainer": "rlhf.phases.ppo.loop",
     "RLHFEngine": "rlhf.phases.ppo.rlhf_engine",
     "load_run": "rlhf.config.freeze",
@@ -31,8 +31,8 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(
             f"module 'rlhf' has no attribute {name!r}; it has {', '.join(__all__)}"
         )
-    return getattr(importlib.import_module(HOMES[name]), name)
+    return getattr(importlib.import_module(MODULES[name]), name)

@@ -4,7 +4,7 @@
     python -m rlhf.export RUN_DIR --checkpoint N        the policy of a kept checkpoint
     python -m rlhf.export RUN_DIR --push OWNER/NAME     upload to a private repository
 
-Adapters are merged into their base model. Models are built on this machine's CPU, in one process.
+Adapters are merged into their base model. All work is done on the CPU, in one process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.tracker import Tracker
 
-# The engine and the folder of each phase's main model; the phases are in the order of preference.
+# Engine and folder of each phase's main model; without --phase, a run's first policy is taken.
 ENGINES = {Phase.ppo: "actor", Phase.dpo: "policy", Phase.sft: "model", Phase.reward: "model"}
 FOLDERS = {Phase.ppo: "actor", Phase.dpo: "actor", Phase.sft: "model", Phase.reward: "model"}
 # Values of the keys that divide models over ranks, for one rank.
@@ -76,13 +76,13 @@ def export_final_model(
     average: bool = False,
     trusts_run: bool = False,
 ) -> None:
-    """Write the final model of ``phase`` (None: the policy trained last) to ``folder``.
+    """Write the final model of ``phase`` (None: the final policy) to ``folder``.
 
     With ``average``, write the moving average of its weights. The model card is a copy of the
     run's card, with the results of all phases.
 
     Raises:
-        CheckpointError: if the run has no such model, or it is damaged.
+        CheckpointError: if the run has no such model, or the model is damaged.
         ConfigError: if ``folder`` exists.
     """
     _refuse_existing(folder)
@@ -93,12 +93,12 @@ def export_final_model(
     if not source.is_dir():
         raise CheckpointError(
             f"{source} is missing: the run has not finished this phase, or keeps no such model. "
-            "It has " + (", ".join(f"--phase {each}" for each in policies) or "no policy")
+            "It has " + (", ".join(f"--phase {name}" for name in policies) or "no policy")
         )
     verify_model(source)
     card = read_stored_text(source / "README.md") or ""
-    for form in ("# {}\n", '"{}")'):  # the card's title, and its example call
-        old, new = (form.format(f"{each.parent.name}/{each.name}") for each in (source, folder))
+    for form in ("# {}\n", '"{}")'):  # the card's title and example code
+        old, new = (form.format(f"{path.parent.name}/{path.name}") for path in (source, folder))
         card = card.replace(old, new)
     with replace_folder_atomically(folder) as building:
         if not (source / "adapter_config.json").exists():
@@ -113,82 +113,82 @@ def export_final_model(
 def export_checkpoint(
     checkpoint: Path, folder: Path, *, average: bool = False, trusts_run: bool = False
 ) -> None:
-    """Write the model of a checkpoint, or with ``average`` its moving average, to ``folder``.
+    """Write the model in a checkpoint, or with ``average`` its moving average, to ``folder``.
 
     Raises:
         ConfigError: if ``folder`` exists, or the run keeps no average.
         CheckpointError: if the checkpoint is damaged, or a model that its phase loads is missing.
     """
     _refuse_existing(folder)
-    found = load_checkpoint(checkpoint.resolve())
-    phase, run_dir = Phase(found.folder.parents[1].name), found.folder.parents[2]
+    loaded = load_checkpoint(checkpoint.resolve())
+    phase, run_dir = Phase(loaded.folder.parents[1].name), loaded.folder.parents[2]
     require_consent(run_dir, is_given=trusts_run, others_only=True)
     require_consent(run_dir, is_given=trusts_run, models_only=True)
     context = build_run_context(run_dir)
     if average and not (phase is Phase.ppo and context.config.ppo.ema_beta):
         raise ConfigError("--average: only PPO with ppo.ema_beta keeps a moving average")
     engine = _build_engine(context, phase)
-    engine.training_state.load(found.build_tensor_reader(ENGINES[phase]))
+    engine.training_state.load(loaded.build_tensor_reader(ENGINES[phase]))
     follower = engine.follower if average else None
     with nullcontext() if follower is None else follower.swap_in():
         export = build_export(context.config, engine)
-        what = f"The {phase} model after step {found.step}."
+        what = f"The {phase} model after step {loaded.step}."
         save_export(context, export, folder, what=what, answers=phase is not Phase.reward)
 
 
 def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
-    """Return the folder of the checkpoint of ``step``; without ``phase``, search all phases."""
+    """Return the folder of the checkpoint of ``step`` in ``phase``; None: the phase that has it."""
     load_run(run_dir)
     phases = [phase] if phase else list(Phase)
-    kept = sorted(each for p in Phase for each in checkpoint_folders(run_dir / p))
-    found = [p for p in phases if checkpoint_folder(run_dir / p, step) in kept]
-    if len(found) != 1:
-        names = [f"--phase {p.parents[1].name} --checkpoint {int(p.name[5:])}" for p in kept]
+    kept = sorted(folder for p in Phase for folder in checkpoint_folders(run_dir / p))
+    with_it = [p for p in phases if checkpoint_folder(run_dir / p, step) in kept]
+    if len(with_it) != 1:
+        names = [f"--phase {k.parents[1].name} --checkpoint {int(k.name[5:])}" for k in kept]
         raise CheckpointError(
-            f"{run_dir}: --checkpoint {step} is in {len(found)} phases; must be in one. The run "
+            f"{run_dir}: --checkpoint {step} is in {len(with_it)} phases; must be in 1. The run "
             f"keeps {', '.join(names) or 'none (checkpoint.keep_finished=true keeps them)'}"
         )
-    return checkpoint_folder(run_dir / found[0], step)
+    return checkpoint_folder(run_dir / with_it[0], step)
 
 
-def push_to_hub(folder: Path, hub_id: str, *, public: bool, kind: str = "model") -> str:
+def push_to_hub(folder: Path, hub_id: str, *, public: bool, repo_type: str) -> str:
     """Upload a folder to a repository of the Hugging Face hub; return the repository's address.
 
-    ``kind`` is "model" or "dataset". The access token comes from the environment, or from
+    ``repo_type`` is "model" or "dataset". The access token comes from the environment, or from
     ``hf auth login``.
 
     Raises:
-        CapabilityError: if the hub is out of reach, or refuses the upload.
+        CapabilityError: if the hub cannot be reached, or refuses the upload.
         ConfigError: if the repository is public already, and ``public`` is False.
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
-        address = str(api.create_repo(hub_id, repo_type=kind, private=not public, exist_ok=True))
-        may_upload = public or api.repo_info(hub_id, repo_type=kind).private
+        address = api.create_repo(hub_id, repo_type=repo_type, private=not public, exist_ok=True)
+        may_upload = public or api.repo_info(hub_id, repo_type=repo_type).private
         if may_upload:
-            api.upload_folder(repo_id=hub_id, repo_type=kind, folder_path=folder)
+            api.upload_folder(repo_id=hub_id, repo_type=repo_type, folder_path=folder)
     except Exception as error:
         raise CapabilityError(
-            f"--push {hub_id}: the Hugging Face hub refused, or is out of reach ({error}). Type "
+            f"--push {hub_id}: the Hugging Face hub refused, or cannot be reached ({error}). Type "
             "`hf auth login`, or set HF_TOKEN to a token that may write"
         ) from error
     if not may_upload:
         raise ConfigError(f"--push {hub_id}: the repository is public: add --public, or rename it")
-    return address
+    return str(address)
 
 
 def _write_merged_model(source: Path, folder: Path, *, base: ModelConfig) -> None:
-    """Merge the adapter in ``source`` into its base model; write the result in the base's dtype."""
+    """Merge the adapter in ``source`` into its base model; write it in the base model's dtype."""
     tokenizer = load_tokenizer(source, key=RUN_FOLDER)
-    place = ModelSource.from_folder(source, base=base)
-    adapters, bottom = find_adapter_chain(place)
+    model_source = ModelSource.from_folder(source, base=base)
+    adapters, base_source = find_adapter_chain(model_source)
     if adapters[0].config.task_type == "SEQ_CLS":
-        model = build_scorer(place, tokenizer, seed=0).pretrained
+        model = build_scorer(model_source, tokenizer, seed=0).pretrained
     else:
-        model = build_actor(place, tokenizer, seed=0)
-    model.to(stored_dtype(bottom)).save_pretrained(folder)
+        model = build_actor(model_source, tokenizer, seed=0)
+    model.to(stored_dtype(base_source)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -198,7 +198,7 @@ def _refuse_existing(folder: Path) -> None:
 
 
 def build_run_context(run_dir: Path, device: Device = Device.cpu) -> RunContext:
-    """Build the context of a finished run for one rank on ``device``, without data or trackers."""
+    """Build the context of a run for one rank on ``device``, without data or trackers."""
     config = load_run(run_dir)
     config = config_for_one_rank(
         config, device, supported_dtype_or_fp32(config.hardware.dtype, device)
@@ -225,7 +225,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy
         case Phase.ppo:
-            rewards = {  # an export scores no answers: start no process for a reward
+            rewards = {  # nothing is scored here: start no process for a reward
                 name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
                 for name, part in context.config.rewards.items()
             }
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", type=Path, help="directory of a run")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
-    parser.add_argument("--average", action="store_true", help="PPO's moving average")
+    parser.add_argument("--average", action="store_true", help="export PPO's moving average")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: RUN_DIR/exported")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload instead of writing a folder")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
@@ -262,31 +262,31 @@ def _export(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, options.push)  # a model card names the path's last two parts
         _write_chosen_model(options, folder)
-        address = push_to_hub(folder, options.push, public=options.public, kind="model")
+        address = push_to_hub(folder, options.push, public=options.public, repo_type="model")
         console.say(f"uploaded to {address}")
 
 
 def _write_path_into_card(folder: Path) -> None:
-    """Replace the name (such as "models/mine") in the card's example code by the folder's path."""
+    """Replace the name in the card's example code, such as "models/mine", by the folder's path."""
     card = folder / "README.md"
-    name, path = (json.dumps(each) for each in (f"{folder.parent.name}/{folder.name}", str(folder)))
+    name, path = (json.dumps(text) for text in (f"{folder.parent.name}/{folder.name}", str(folder)))
     text = (read_stored_text(card) or "").replace(f"{name})", f"{path})")
     card.write_text(text, encoding="utf-8")
 
 
 def _write_chosen_model(options: argparse.Namespace, folder: Path) -> None:
-    how = {"average": options.average, "trusts_run": options.trust_run}
+    choices = {"average": options.average, "trusts_run": options.trust_run}
     if options.checkpoint is None:
-        export_final_model(options.run_dir, folder, phase=options.phase, **how)
+        export_final_model(options.run_dir, folder, phase=options.phase, **choices)
     else:
         checkpoint = find_kept_checkpoint(options.run_dir, options.checkpoint, options.phase)
-        export_checkpoint(checkpoint, folder, **how)
+        export_checkpoint(checkpoint, folder, **choices)
 
 
 def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunConfig:
     """Return the configuration for one rank on ``device``, without sharding, offloading or servers.
 
-    Stages above 1 become 1, which keeps the precision of the weights and their master copies.
+    ZeRO stages above 1 become 1, which keeps the precision of weights and of their master copies.
     Micro-batch sizes are kept on a GPU and become null on a CPU. ``dtype`` must not be auto.
     """
     changes: dict[str, Any] = {
@@ -305,10 +305,10 @@ def config_for_one_rank(config: RunConfig, device: Device, dtype: Dtype) -> RunC
         changes |= dict.fromkeys(MICRO_BATCH_KEYS)
     for key, value in changes.items():
         group, name = key.split(".")
-        old = getattr(config, group)
-        kind = type(getattr(old, name))
-        new = kind(value) if issubclass(kind, Enum) else value
-        config = replace(config, **{group: replace(old, **{name: new})})
+        keys = getattr(config, group)
+        old_type = type(getattr(keys, name))
+        new = old_type(value) if issubclass(old_type, Enum) else value
+        config = replace(config, **{group: replace(keys, **{name: new})})
     return config
 
 

@@ -4,8 +4,8 @@
     python -m rlhf.replay RUN_DIR --phase ppo --step 37    one step
 
 The replay runs in a separate folder. It begins at the last checkpoint before the step or,
-without one, at the start of the phase. It ends at the next step whose weights have digests
-(checkpoint.digest_every). The exit code is 0 if all is equal, and 1 if something differs.
+without one, at the start of the phase. It ends at the next step with digests of the weights
+(checkpoint.digest_every), if any. The exit code is 0 if all is equal, and 1 if something differs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlhf.runtime.launch_mode import LAUNCHER, require_launch_script
 from rlhf.runtime.phase_runs import describe_environment
 
 DIFFERS = 1  # exit code if a value differs
-SHOWN = 8  # largest number of differing values to print
+MOST_SHOWN = 8  # most differing values that are printed
 
 
 class Replay(NamedTuple):
@@ -54,9 +54,9 @@ class Replay(NamedTuple):
 class ReplayComparison(NamedTuple):
     """The comparison of the values that a run and its replay have logged for the same steps."""
 
-    values: int
+    num_values: int
     """Number of compared values."""
-    tensors: int
+    num_digests: int
     """Number of compared values that are digests of tensors."""
     step: int | None
     """The first step that differs; None if all are equal."""
@@ -65,18 +65,18 @@ class ReplayComparison(NamedTuple):
 
 
 def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
-    """Return the steps to take again to check ``step`` of ``phase``; None: the last step or phase.
+    """Return the steps to take again to check ``step`` of ``phase``; None stands for the last one.
 
     Raises:
-        ConfigError: if the run has not logged the step, or took the phase from another run.
+        ConfigError: if the run has not logged the step, or reused the phase of another run.
     """
     order = load_frozen_config(run_dir).phase.order
     logged = read_logged_values(run_dir)
-    known = [each for each in order if each in logged]
-    if not known or (phase is not None and phase not in known):
-        names = ", ".join(known) or "no phase"
-        raise ConfigError(f"--phase {phase or order[0]}: {run_dir} has steps of {names} only")
-    phase = phase or known[-1]
+    phases = [name for name in order if name in logged]
+    if not phases or (phase is not None and phase not in phases):
+        names = ", ".join(phases) or "no phase"
+        raise ConfigError(f"--phase {phase or order[0]}: {run_dir} has logged steps of {names}")
+    phase = phase or phases[-1]
     result = read_phase_result(run_dir, phase) or {}
     if (source := result.get("reused_from")) is not None:
         raise ConfigError(f"--phase {phase}: {run_dir} took it from {source}; replay that run")
@@ -84,12 +84,10 @@ def plan_replay(run_dir: Path, phase: Phase | None, step: int | None) -> Replay:
     step = last if step is None else step
     if not 1 <= step <= last:
         raise ConfigError(f"--step {step}: {phase} has the steps 1 to {last}")
-    digested = (
-        each for each, values in logged[phase].items() if any(map(is_digest, values.values()))
-    )
-    before = (int(path.name.rpartition("-")[2]) for path in checkpoint_folders(run_dir / phase))
-    start = max((each for each in before if each < step), default=0)
-    return Replay(phase, start, min((each for each in digested if each >= step), default=step))
+    with_digests = (n for n, v in logged[phase].items() if any(map(is_digest, v.values())))
+    kept = (int(path.name.rpartition("-")[2]) for path in checkpoint_folders(run_dir / phase))
+    start = max((n for n in kept if n < step), default=0)
+    return Replay(phase, start, min((n for n in with_digests if n >= step), default=step))
 
 
 def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
@@ -111,103 +109,103 @@ def copy_run_at_start_step(run_dir: Path, replay: Replay, target: Path) -> None:
         for name in sizes.keys() & LOGS:
             (target / name).write_bytes((read_bytes(run_dir / name) or b"")[: sizes[name]])
     else:
-        for each, name in product(earlier, LOGS):
-            copy_phase_lines(run_dir, each, target, name)
-    for each in earlier:
-        verify_phase(run_dir, each)
-        link_phase(run_dir, each, target, reused_from=str(run_dir))
+        for done, name in product(earlier, LOGS):
+            copy_phase_lines(run_dir, done, target, name)
+    for done in earlier:
+        verify_phase(run_dir, done)
+        link_phase(run_dir, done, target, reused_from=str(run_dir))
     if start:
-        copied = checkpoint_folder(target / phase, start)
-        copy_regular_files(checkpoint.folder, copied, copy_function=link_or_copy)
+        folder = checkpoint_folder(target / phase, start)
+        copy_regular_files(checkpoint.folder, folder, copy_function=link_or_copy)
 
 
 def resume_to_end_step(target: Path, replay: Replay) -> None:
-    """Continue the run in ``target`` up to the step ``replay.end``."""
+    """Continue the run in ``target`` up to ``replay.end``; CheckpointError if it ends earlier."""
     stop = f"checkpoint.stop_after={replay.phase}/{replay.end}"
     overrides = (
         *("reuse.phases=never", "plan=off", "tracking.wandb=disabled"),
         *("tracking.tensorboard=false", "tracking.others=[]", "trust_run=true"),
     )
     command = [sys.executable, str(LAUNCHER), f"resume={target}", stop, *overrides]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     if not checkpoint_folder(target / replay.phase, replay.end).is_dir():
-        last = (ended.stderr.splitlines() or ["no message"])[-1]
-        raise CheckpointError(f"the replay ended before {stop.partition('=')[2]}: {last}")
+        last_line = (process.stderr.splitlines() or ["no message"])[-1]
+        raise CheckpointError(f"the replay ended before {stop.partition('=')[2]}: {last_line}")
 
 
 def compare_logs(run_dir: Path, target: Path, replay: Replay) -> ReplayComparison:
-    """Compare the values that two run directories have logged for the steps of ``replay``.
+    """Compare what a run and its replay in ``target`` have logged, up to the first difference.
 
     Raises:
-        CheckpointError: if the replay asked for answers, such as a judge's, that the run lacks.
+        CheckpointError: if the replay asked a judge for verdicts that the run lacks.
     """
     if read_bytes(run_dir / VERDICTS) != read_bytes(target / VERDICTS):
-        raise CheckpointError(f"{run_dir / VERDICTS} lacks answers that the steps need")
-    logged = [read_logged_values(each).get(replay.phase, {}) for each in (run_dir, target)]
-    values = tensors = 0
+        raise CheckpointError(f"{run_dir / VERDICTS} lacks verdicts that the steps need")
+    logged = [read_logged_values(folder).get(replay.phase, {}) for folder in (run_dir, target)]
+    num_values = num_digests = 0
     for step in range(replay.start + 1, replay.end + 1):
-        theirs, ours = (each.get(step, {}) for each in logged)
-        names = dict.fromkeys([*theirs, *ours])
+        of_run, of_replay = (by_step.get(step, {}) for by_step in logged)
+        names = dict.fromkeys([*of_run, *of_replay])
         if step == replay.end:  # the replay stops here, before a final evaluation
-            names = {name: None for name in names if name in ours or "/eval_" not in name}
-        pairs = {name: (theirs.get(name), ours.get(name)) for name in names}
-        values += len(pairs)
-        tensors += sum(is_digest(here) for _, here in pairs.values())
+            names = {name: None for name in names if name in of_replay or "/eval_" not in name}
+        pairs = {name: (of_run.get(name), of_replay.get(name)) for name in names}
+        num_values += len(pairs)
+        num_digests += sum(is_digest(replayed) for _, replayed in pairs.values())
         differing = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         if differing:
-            return ReplayComparison(values, tensors, step, differing)
-    return ReplayComparison(values, tensors, None, {})
+            return ReplayComparison(num_values, num_digests, step, differing)
+    return ReplayComparison(num_values, num_digests, None, {})
 
 
 def read_logged_values(run_dir: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """Return the metrics, without timings, and the weight digests of a run, by phase and step."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    logged: dict[str, dict[int, dict[str, Any]]] = {}
     for line in METRICS.read_lines(run_dir):
-        steps = found.setdefault(line.pop("phase"), {})
+        steps = logged.setdefault(line.pop("phase"), {})
         kept = {name: value for name, value in line.items() if not varies_between_runs(name)}
         steps.setdefault(kept.pop("step"), {}).update(kept)
     for line in DIGESTS.read_lines(run_dir):
-        found.setdefault(line["phase"], {}).setdefault(line["step"], {}).update(line["weights"])
-    return found
+        logged.setdefault(line["phase"], {}).setdefault(line["step"], {}).update(line["weights"])
+    return logged
 
 
 def is_digest(value: object) -> bool:
-    """Return True for the digest of a tensor, and False for a metric."""
+    """Return True if a logged value is the digest of a tensor, and not a metric."""
     return isinstance(value, str)
 
 
-def describe_comparison(found: ReplayComparison, replay: Replay) -> Iterator[str]:
+def describe_comparison(comparison: ReplayComparison, replay: Replay) -> Iterator[str]:
     """Yield lines to print: that all steps are equal, or the first step that differs."""
     steps = f"{replay.phase} steps {replay.start + 1} to {replay.end}"
-    if found.step is None:
-        what = f"{found.values} values, {found.tensors} of them tensors of weights"
-        yield f"{steps} are equal bit for bit: {what}"
-        if not found.tensors:
+    if comparison.step is None:
+        compared = f"{comparison.num_values} values, {comparison.num_digests} of them tensors"
+        yield f"{steps} are equal bit for bit: {compared} of weights"
+        if not comparison.num_digests:
             yield (
                 "no weights were compared: the run has no digests; start a run with "
                 "checkpoint.digest_every=10 to write them"
             )
         return
-    count = len(found.differing)
-    yield f"{steps}: step {found.step} is the first that differs; differing values: {count}"
-    for name, (theirs, ours) in list(found.differing.items())[:SHOWN]:
-        yield f"  {name}: {theirs} in the run, {ours} in the replay"
-    if len(found.differing) > SHOWN:
-        yield f"  and {len(found.differing) - SHOWN} more"
+    count = len(comparison.differing)
+    yield f"{steps}: step {comparison.step} is the first that differs; differing values: {count}"
+    for name, (original, replayed) in list(comparison.differing.items())[:MOST_SHOWN]:
+        yield f"  {name}: {original} in the run, {replayed} in the replay"
+    if count > MOST_SHOWN:
+        yield f"  and {count - MOST_SHOWN} more"
 
 
 def describe_other_machine(run_dir: Path) -> Iterator[str]:
-    """Yield a line for each property of the machine or the code that differs from the run's."""
-    here = describe_environment(load_frozen_config(run_dir))
+    """Yield a line for each property of machine or code that differs between run and replay."""
+    present = describe_environment(load_frozen_config(run_dir))
     if not (attempts := read_attempts(run_dir)):
-        yield "an older version, which did not record its processor, computed the run"
-    had = {item for attempt in attempts for item in attempt["environment"].items()}
-    for name, value in sorted(had - here.items()):
-        yield f"the run was computed with {name} {value}, the replay with {here.get(name)}"
+        yield "the run is from an older version, which did not record the machine"
+    originals = {item for attempt in attempts for item in attempt["environment"].items()}
+    for name, value in sorted(originals - present.items()):
+        yield f"the run was computed with {name} {value}, the replay with {present.get(name)}"
 
 
 def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayComparison:
-    """Take the steps again in ``target``, and return the comparison with the run."""
+    """Take the steps again in ``target``, and compare them with the run."""
     with lock_run_dir(run_dir):  # without the lock, a running job may remove the checkpoint
         copy_run_at_start_step(run_dir, replay, target)
     resume_to_end_step(target, replay)
@@ -218,9 +216,9 @@ def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
     parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last one")
-    parser.add_argument("--step", type=int, help="default: the last one")
-    parser.add_argument("--folder", type=Path, help="new folder in which the replayed run is kept")
+    parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last phase")
+    parser.add_argument("--step", type=int, help="default: the last step")
+    parser.add_argument("--folder", type=Path, help="new folder that keeps the replayed run")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _replay(options))
 
@@ -231,10 +229,10 @@ def _replay(options: argparse.Namespace) -> int:
     require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:
-        found = take_steps_again(run_dir, replay, target)
-    for line in [*describe_comparison(found, replay), *describe_other_machine(run_dir)]:
+        comparison = take_steps_again(run_dir, replay, target)
+    for line in [*describe_comparison(comparison, replay), *describe_other_machine(run_dir)]:
         sys.stdout.write(f"{sanitize_for_terminal(line)}\n")
-    return 0 if found.step is None else DIFFERS
+    return 0 if comparison.step is None else DIFFERS
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def test_replay_begins_at_the_checkpoint_before_the_step(disturbed: Path) -> Non
     assert plan_replay(disturbed, Phase.sft, 1) == Replay(Phase.sft, 0, 1)
     with pytest.raises(ConfigError, match=r"--step 6: ppo has the steps 1 to 5"):
         plan_replay(disturbed, Phase.ppo, 6)
-    with pytest.raises(ConfigError, match=r"--phase dpo: .* has steps of sft, reward, ppo only"):
+    with pytest.raises(ConfigError, match=r"--phase dpo: .* has logged steps of sft, reward, ppo"):
         plan_replay(disturbed, Phase.dpo, 1)
 
 
@@ -85,7 +85,7 @@ def test_a_replay_that_asks_again_is_not_compared(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").touch()
         (tmp_path / name / "verdicts.jsonl").write_text(name)
-    with pytest.raises(CheckpointError, match=r"run/verdicts\.jsonl lacks answers that the steps"):
+    with pytest.raises(CheckpointError, match=r"run/verdicts\.jsonl lacks verdicts that the steps"):
         compare_logs(tmp_path / "run", tmp_path / "replay", Replay(Phase.ppo, 0, 1))
 
 

@@ -170,7 +170,7 @@ def test_only_what_no_command_needs_is_removed(tmp_path: Path, capsys: Capture) 
     assert main(["clean", str(tmp_path), "--remove", "--json"]) == 0
     found = read_document("runs", capsys.readouterr().out)["found"]
     assert [(row["folder"], row["what"]) for row in found] == [
-        (str(abandoned), "start without a step"),
+        (str(abandoned), "run without a step"),
         (str(done / "ppo" / "state" / "step-00000004"), "checkpoint of ppo"),
     ]
     assert found[1]["bytes"] == 5

@@ -1,4 +1,4 @@
-"""Methods of papers (docs/methods.md), and commands that no run needs.
+"""Methods of papers (docs/methods.md), and commands for studies of tasks, gradients and runs.
 
 python -m rlhf_lab.advise [KEY=VALUE ...]       which advantage estimator suits a task
 python -m rlhf_lab.gradients [KEY=VALUE ...]    the bias of a configuration's gradient

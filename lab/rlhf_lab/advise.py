@@ -2,8 +2,8 @@
 
     python -m rlhf_lab.advise [KEY=VALUE ...]
 
-KEY=VALUE are overrides of launch.py. The probe is a run of this configuration with a frozen actor
-and a critic that learns, and with four responses to each prompt. The advice is the estimator whose
+KEY=VALUE are overrides of launch.py. The probe is a run of this configuration in which the actor is
+frozen, the critic learns, and each prompt gets four responses. The advice is the estimator whose
 gradient has the least noise. docs/algorithms.md reports how often the advice was right.
 """
 
@@ -27,12 +27,12 @@ from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
 from rlhf.run.console import Console
 from rlhf.runtime.launch_mode import LAUNCHER
 
-STEPS, GROUP = 8, 4
-GROUPS = (4, 8, 16, 32)  # numbers of responses to a prompt to advise
+STEPS, GROUP = 8, 4  # of the probe: default of --steps, responses to a prompt
+GROUPS = (4, 8, 16, 32)  # numbers of responses to a prompt that may be advised
 CRITIC_GAIN = 0.8  # a critic costs memory: advise it below this share of the lowest other noise
-LEARNED = 0.9  # a critic has warmed up once it explains this share of what it explains at the end
+LEARNED_SHARE = 0.9  # share of its final explained variance at which a critic has warmed up
 
-PROBE = {
+PROBE = {  # overrides that make a run a probe
     "ppo.advantage_estimator": "gae",
     "ppo.responses_per_prompt": GROUP,
     "ppo.lam_critic": 1,
@@ -43,10 +43,10 @@ PROBE = {
     "ppo.epochs": "null",
     "ppo.resampling_rounds": 0,  # this key and gdpo need an estimator that compares responses
     "ppo.gdpo": False,
-    "ppo.shared_trunk": False,  # a trunk's critic does not learn alone
+    "ppo.shared_trunk": False,  # the critic of a shared trunk cannot learn without the actor
     "checkpoint.stop_after": "null",
 }
-OF_TRUNK = ("ppo.num_layers_unfrozen=", "ppo.num_value_layers=")  # refused without a trunk
+TRUNK_KEYS = ("ppo.num_layers_unfrozen=", "ppo.num_value_layers=")  # refused without a trunk
 EXPLAINED = "ppo/explained_variance"
 
 
@@ -65,12 +65,12 @@ class Probe(NamedTuple):
     tokens: float
     """Mean length of a response."""
     explained: Sequence[float]
-    """Share of the variance of returns that the critic explains in rollouts, after 0, 1, ... steps
-    of learning."""
+    """Share of the variance of returns that the critic explains, in the rollouts after 0, 1, ...
+    steps of learning."""
 
     @classmethod
     def of(cls, rollouts: Iterable[Mapping[str, Any]], explained: Sequence[float]) -> Probe:
-        """Return the measures of logged responses.
+        """Measure logged responses; ``explained`` becomes the field of this name.
 
         Raises:
             CheckpointError: if no prompt has several responses.
@@ -87,7 +87,7 @@ class Probe(NamedTuple):
                 f"{ROLLOUTS}: no prompt has two responses, so none are compared; remove keys that "
                 "end the probe early, such as plan=only"
             )
-        scores = [score for each in groups.values() for score in each]
+        scores = [score for group in groups.values() for score in group]
         if not (variance := statistics.variance(scores)):
             raise ConfigError(
                 f"rewards: all {len(scores)} responses have the score {scores[0]:g}, from which no "
@@ -99,7 +99,7 @@ class Probe(NamedTuple):
             score_mean=statistics.fmean(scores),
             score_deviation=variance**0.5,
             within=statistics.fmean(map(statistics.variance, compared)) / variance,
-            equal_groups=statistics.fmean(len(set(each)) == 1 for each in compared),
+            equal_groups=statistics.fmean(len(set(group)) == 1 for group in compared),
             tokens=statistics.fmean(tokens),
             explained=explained,
         )
@@ -114,15 +114,15 @@ class Probe(NamedTuple):
     def noises(self) -> dict[AdvantageEstimator, float]:
         """Return the noise of each estimator's gradient, relative to the variance of scores.
 
-        The noise is the variance of score minus baseline: the mean of the batch (reinforce_pp), the
-        mean of the other k - 1 responses to the prompt, whose error adds 1 / (k - 1) (rloo), or the
-        critic's value with lambda 1 (gae). A batch of few prompts has more noise.
+        The noise is the variance of score minus baseline. The baseline is the mean of the batch
+        (reinforce_pp), the mean of the k - 1 other responses to the prompt, with an added error of
+        1 / (k - 1) (rloo), or the critic's value with lambda 1 (gae). Fewer prompts: more noise.
         """
-        others = self.within * self.group / (self.group - 1)
+        compared = self.within * self.group / (self.group - 1)
         critic = 1 - statistics.fmean(self.explained[-2:])
         return {
             AdvantageEstimator.reinforce_pp: self._noise(1.0, group=1),
-            AdvantageEstimator.rloo: self._noise(others, group=self.group),
+            AdvantageEstimator.rloo: self._noise(compared, group=self.group),
             AdvantageEstimator.gae: self._noise(critic, group=1),
         }
 
@@ -134,25 +134,25 @@ class Probe(NamedTuple):
         """Return the estimator with the least noise; GAE needs a clear lead (``CRITIC_GAIN``)."""
         noises = self.noises
         critic = noises.pop(AdvantageEstimator.gae)
-        best = min(noises, key=lambda each: noises[each])
+        best = min(noises, key=noises.__getitem__)
         return AdvantageEstimator.gae if critic < CRITIC_GAIN * noises[best] else best
 
     @property
     def overrides(self) -> dict[str, str | int]:
-        """Return the keys to set, with the values that the probe suggests."""
+        """Return the advised values of keys."""
         compares = self.estimator is AdvantageEstimator.rloo
-        chosen: dict[str, str | int] = {
+        advised: dict[str, str | int] = {
             "ppo.advantage_estimator": str(self.estimator),
             "ppo.responses_per_prompt": self.group if compares else 1,
         }
         if self.estimator is AdvantageEstimator.gae:
-            chosen["ppo.actor_freeze_steps"] = self.warm_up
-        return chosen
+            advised["ppo.actor_freeze_steps"] = self.warm_up
+        return advised
 
     @property
     def warm_up(self) -> int:
-        """Return the steps after which the critic explained nearly as much as at the end."""
-        enough = LEARNED * max(self.explained[-1], 0.0)
+        """Return after how many steps the critic explained nearly as much as at the end."""
+        enough = LEARNED_SHARE * max(self.explained[-1], 0.0)
         return next(step for step, share in enumerate(self.explained) if share >= enough)
 
 
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     """Probe the configuration that the command names, print the advice; return the exit code."""
     parser = build_command_parser("rlhf_lab.advise", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of the critic alone")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps with a frozen actor")
     options = parser.parse_intermixed_args(arguments)
     if options.steps < 2:  # noqa: PLR2004
         parser.error(f"--steps {options.steps}: must be 2 or more")
@@ -172,10 +172,10 @@ def _advise(options: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory(prefix=".advise-", dir=Path.cwd()) as folder:
         run_dir = Path(folder) / "run"
         overrides = (f"{key}={value}" for key, value in (probing | {"run_dir": run_dir}).items())
-        accepted = [word for word in options.words if not word.startswith(OF_TRUNK)]
+        accepted = [word for word in options.words if not word.startswith(TRUNK_KEYS)]
         command = [sys.executable, str(LAUNCHER), *accepted, *overrides]
         if code := wait_for_exit(subprocess.Popen(command)):
-            raise CheckpointError(f"the probe ended with exit code {code}; launch.py has said why")
+            raise CheckpointError(f"the probe ended with exit code {code}; launch.py printed why")
         metrics = METRICS.read_lines(run_dir)
         explained = [line[EXPLAINED] for line in metrics if EXPLAINED in line]
         probe = Probe.of(read_json_lines(run_dir / ROLLOUTS, LINE), explained)
@@ -183,13 +183,13 @@ def _advise(options: argparse.Namespace) -> Result:
         words = " ".join(f"{key}={value}" for key, value in probe.overrides.items())
         noises = ", ".join(f"{name} {noise:.2f}" for name, noise in probe.noises.items())
         Console().say(
-            f"{probe.responses} responses of the resting policy: score {probe.score_mean:.3f} "
+            f"{probe.responses} responses of the frozen policy: score {probe.score_mean:.3f} "
             f"± {probe.score_deviation:.3f}, {probe.tokens:.1f} tokens\n"
             f"{probe.within:.0%} of the variance of scores lies between responses to the same "
             f"prompt; {probe.equal_groups:.0%} of groups of {GROUP} have equal scores\n"
             f"the critic explains {probe.explained[-1]:.0%} of the variance of returns after "
             f"{options.steps} steps\n"
-            f"noise of the gradient, in variances of the scores: {noises}\n"
+            f"noise of the gradient, relative to the variance of scores: {noises}\n"
             f"advice: {words}"
         )
     return Result({"probe": probe._asdict(), "noises": probe.noises, "overrides": probe.overrides})

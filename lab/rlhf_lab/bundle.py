@@ -5,9 +5,9 @@
     python -m rlhf_lab.bundle import FILE.zip [FOLDER]              unpack a bundle
 
 A bundle is a .zip file: files of the run directory under their own names, and ``bundle.json`` with
-their sizes and hashes. The models stay behind; the manifests of the phases have their sizes and
-hashes. Only names that ``NAMES`` matches are written and unpacked, so a bundle from elsewhere
-brings no links, code or weights, and nothing lands outside the new folder.
+their sizes and hashes. The models are left out; the manifests of the phases have their sizes and
+hashes. Only files whose names ``NAMES`` matches are written and unpacked, so a bundle from somebody
+else brings no links, code or weights, and no file is written outside of the new folder.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ NAMES = re.compile(
 )
 MOST_BYTES = 2**31  # of a bundle's files together, unpacked
 MOST_CONTENTS = 2**24  # bytes of bundle.json, which is read whole
-PIECE = 2**20  # bytes that are unpacked at a time
-LAST_START = 2.0**33  # seconds since 1970, in the year 2242
+PIECE_BYTES = 2**20  # bytes that are unpacked at a time
+LATEST_START = 2.0**33  # latest start of a run, seconds since 1970: the year 2242
 READABLE = 0o644 << 16  # permissions of a file as a .zip file stores them
 
 
@@ -67,18 +67,18 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
     """Write the bundle of a run to ``file``, and return the content of bundle.json.
 
     Secrets and the path of the home folder are replaced; ``changed`` in bundle.json lists the files
-    in which they were, with the sizes and hashes that these files have in the run.
+    that had them, with the sizes and hashes that these files have in the run.
 
     Raises:
         CheckpointError: if ``run`` is no run, or one of its files is damaged.
         ConfigError: if ``file`` exists or is no .zip, or the run was imported or is too large.
     """
-    read_frozen_keys(run.folder)  # refuses a folder without a run
+    read_frozen_keys(run.folder)  # raises an error if the folder has no run
     if run.bundle is not None:
         raise ConfigError(f"{run.folder}: it was imported; pass on the file that it came from")
     if file.suffix != ".zip" or os.path.lexists(file):
         raise ConfigError(f"{file}: must be a new file; name one that ends in .zip")
-    about: dict[str, Any] = {
+    contents: dict[str, Any] = {
         "run": make_shareable(str(run.folder.resolve())),
         "started": run.started,
         "state": "ended" if run.state in {"running", "silent"} else run.state,
@@ -91,14 +91,14 @@ def write_bundle(run: FoundRun, file: Path) -> Mapping[str, Any]:
         for name in sorted(filter(NAMES.fullmatch, names)):
             original = (read_stored_text(run.folder / name, most=MOST_BYTES) or "").encode()
             content = make_shareable(original.decode()).encode()
-            about["files"][name] = _identity_of(content)
+            contents["files"][name] = _identity_of(content)
             if content != original:
-                about["changed"][name] = _identity_of(original)
+                contents["changed"][name] = _identity_of(original)
             _add_member(archive, name, content)
         if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
             raise ConfigError(f"{run.folder}: its files are larger than {MOST_BYTES:,} bytes")
-        _add_member(archive, BUNDLE.name, format_json(about).encode())
-    return about
+        _add_member(archive, BUNDLE.name, format_json(contents).encode())
+    return contents
 
 
 def _identity_of(content: bytes) -> Identity:
@@ -112,7 +112,7 @@ def _add_member(archive: ZipFile, name: str, content: bytes) -> None:
 
 
 def make_shareable(text: str) -> str:
-    """Return ``text`` with its secrets redacted, and ``~`` in place of the home folder."""
+    """Return ``text`` with its secrets redacted, and ``~`` instead of the home folder."""
     home_folder = os.path.expanduser("~")  # "~" for a user without a home folder
     for home in {home_folder, os.path.realpath(home_folder)} - {"/", "~"}:
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
@@ -120,7 +120,7 @@ def make_shareable(text: str) -> str:
 
 
 def build_bundle_card(run_dir: Path, hub_id: str, file: str) -> str:
-    """Return README.md of the data set ``hub_id`` on the hub, which holds the bundle ``file``."""
+    """Return README.md of the data set ``hub_id`` on the hub, which has the bundle ``file``."""
     from huggingface_hub import DatasetCardData
 
     header = DatasetCardData(pretty_name=hub_id, tags=["rlhf"], viewer=False).to_yaml()
@@ -141,16 +141,16 @@ def import_bundle(file: Path, folder: Path) -> None:
         ConfigError: if ``folder`` exists.
     """
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder}: it exists; name another folder behind the file")
+        raise ConfigError(f"{folder}: it exists; name another folder after FILE")
     pieces = _read_pieces(file)
-    first = next(pieces)  # refuses a file that is no bundle before a folder is made
+    first = next(pieces)  # raises an error for a file that is no bundle, before a folder is created
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replace_atomically(folder) as building:
         for name, piece, started in chain([first], pieces):
             path = building / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as opened:
-                opened.write(piece)
+            with path.open("ab") as stream:
+                stream.write(piece)
             os.utime(path, (started, started))
 
 
@@ -161,47 +161,47 @@ def _read_pieces(file: Path) -> Iterator[tuple[str, bytes, float]]:
         CheckpointError: before the first piece if ``file`` is no bundle; after a damaged file.
     """
     with (
-        translate_errors(partial(_refusal, file)),
-        open(file.resolve(), "rb", opener=open_regular_file) as opened,
-        ZipFile(opened) as archive,
+        translate_errors(partial(_build_error, file)),
+        open(file.resolve(), "rb", opener=open_regular_file) as stream,
+        ZipFile(stream) as archive,
     ):
-        about = _read_contents(file, archive)
-        for name in (BUNDLE.name, *about["files"]):
+        contents = _read_contents(file, archive)
+        for name in (BUNDLE.name, *contents["files"]):
             size, digest = 0, hashlib.sha256()
             with archive.open(name) as member:
-                for piece in chain([b""], iter(partial(member.read, PIECE), b"")):
+                for piece in chain([b""], iter(partial(member.read, PIECE_BYTES), b"")):
                     size += len(piece)
                     digest.update(piece)
-                    yield name, piece, about["started"]
-            if name != BUNDLE.name and [size, digest.hexdigest()] != about["files"][name]:
-                raise _refusal(file, f"{name} in it differs from its size or hash in {BUNDLE}")
+                    yield name, piece, contents["started"]
+            if name != BUNDLE.name and [size, digest.hexdigest()] != contents["files"][name]:
+                raise _build_error(file, f"{name} in it differs from its size or hash in {BUNDLE}")
 
 
 def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
-    """Return the content of bundle.json, after comparing it with the list of the archive."""
+    """Return the content of bundle.json, after comparing it with the archive's list of files."""
     members = archive.infolist()
     names = sorted(member.filename for member in members)
     if BUNDLE.name not in names:
-        raise _refusal(file, f"it has no {BUNDLE}")
+        raise _build_error(file, f"it has no {BUNDLE}")
     if sum(member.file_size for member in members) > MOST_BYTES:
-        raise _refusal(file, f"its files are larger than {MOST_BYTES:,} bytes")
+        raise _build_error(file, f"its files are larger than {MOST_BYTES:,} bytes")
     if archive.getinfo(BUNDLE.name).file_size > MOST_CONTENTS:
-        raise _refusal(file, f"{BUNDLE} is larger than {MOST_CONTENTS:,} bytes")
+        raise _build_error(file, f"{BUNDLE} is larger than {MOST_CONTENTS:,} bytes")
     try:
-        about: dict[str, Any] = parse_json(
+        contents: dict[str, Any] = parse_json(
             file, archive.read(BUNDLE.name), BUNDLE.form, f"{BUNDLE}: "
         )
     except DamagedFileError as error:
-        raise _refusal(file, error.reason) from error
-    if odd := [name for name in about["files"] if not NAMES.fullmatch(name)]:
-        raise _refusal(file, f"{odd[0]!r} is no file of a run")
-    has_all = sorted([*about["files"], BUNDLE.name]) == names and FROZEN in names
-    if not has_all or not 0 <= about["started"] < LAST_START:
-        raise _refusal(file, f"{BUNDLE} does not fit its files")
-    return about
+        raise _build_error(file, error.reason) from error
+    if odd := [name for name in contents["files"] if not NAMES.fullmatch(name)]:
+        raise _build_error(file, f"{odd[0]!r} is no file of a run that bundles may have")
+    has_all = sorted([*contents["files"], BUNDLE.name]) == names and FROZEN in names
+    if not has_all or not 0 <= contents["started"] < LATEST_START:
+        raise _build_error(file, f"{BUNDLE} does not match the files in the archive")
+    return contents
 
 
-def _refusal(file: Path, reason: str) -> CheckpointError:
+def _build_error(file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"{file}: not the bundle of a run, or damaged: {reason}; ask for the file again: "
         "python -m rlhf_lab.bundle RUN_DIR FILE writes it"
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
         return run_to_exit_code(lambda: _import(options), as_json=options.json)
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it as a data set")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload the bundle as a data set")
     parser.add_argument("--public", action="store_true", help="upload to a public repository")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _write(options), as_json=options.json)
@@ -232,8 +232,8 @@ def _write(options: argparse.Namespace) -> Result:
     file = expand_user_path(options.file, key="FILE")
     bundle = write_bundle(run, file)
     console.say(
-        f"wrote {file}: {len(bundle['files'])} files of the run. Its models stay here; their sizes "
-        "and hashes are in the bundle (PHASE/manifest.json)"
+        f"wrote {file}: {len(bundle['files'])} files of the run. The models are left out; their "
+        "sizes and hashes are in the bundle (PHASE/manifest.json)"
     )
     if bundle["changed"]:
         changed = ", ".join(bundle["changed"])
@@ -246,7 +246,7 @@ def _write(options: argparse.Namespace) -> Result:
             shutil.copy(file, folder)
             card = build_bundle_card(run.folder, options.push, file.name)
             (folder / "README.md").write_text(card, encoding="utf-8")
-            address = push_to_hub(folder, options.push, public=options.public, kind="dataset")
+            address = push_to_hub(folder, options.push, public=options.public, repo_type="dataset")
         console.say(f"uploaded to {address}")
     return Result({"run": str(run.folder), "file": str(file)})
 

@@ -1,7 +1,7 @@
 """Check a finished run against its records, and compute parts of it again.
 
-python -m rlhf_lab.verify RUN_DIR                   read its files, and replay steps
-python -m rlhf_lab.verify RUN_DIR --replay none     only read its files
+python -m rlhf_lab.verify RUN_DIR                   check its files, and replay steps
+python -m rlhf_lab.verify RUN_DIR --replay none     only check its files
 
 Each check prints a line: ok, differs, or cannot be checked. The exit code is 1 if a check differs.
 """
@@ -56,16 +56,16 @@ from rlhf_lab.distillation import DistillationKeys
 from rlhf_lab.moving_reference import MovingReferenceKeys
 
 DIFFERS = 1  # exit code if something differs
-ROUNDING = 1e-2  # largest relative difference to accept if another processor replays a step
+ROUNDING = 1e-2  # largest relative difference that another machine's rounding may explain
 EXACT = 1e-4  # largest difference between a policy in memory and the same policy from its files
 OLDER = "an older version ran this, and recorded less"
-# Entry of result.json, and the measure in held_out.json of which it is the mean.
+# Name in result.json -> the measure in held_out.json of which the value is the mean.
 MEANS = {"score": "score", "kl": "kl", "gold": "gold/gold", "exact": "gold/exact"}
 WORD = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d]+|[^\w\s.,;:!?'\"]")  # skips punctuation of sentences
 
 
 class CheckState(StrEnum):
-    """The outcomes of a check."""
+    """The outcome of a check."""
 
     differs = "differs"
     unknown = "cannot be checked"
@@ -73,7 +73,7 @@ class CheckState(StrEnum):
 
 
 class Doubt(NamedTuple):
-    """A difference or an impossible check; ``place``: a file, a line, row or key in it, or ""."""
+    """A difference or an impossible check; ``place`` is "", or a file with a line, row or key."""
 
     place: str
     text: str
@@ -87,7 +87,7 @@ class CheckedRun(NamedTuple):
     config: RunConfig
     result: Mapping[str, Any]
     other: str
-    """Differences of machine and code from the run's, which may change rounding; "": none."""
+    """Differences of machine and code from the run's, which may change rounding; "" if none."""
     seed: int
     replays: int
     trusts_run: bool
@@ -97,17 +97,17 @@ Doubts = Iterable[Doubt]
 
 
 def check_hashes(run: CheckedRun) -> Doubts:
-    """Compare files with the hashes of the last start, of result.json and of the manifests."""
+    """Compare files with the hashes from the last start, in result.json and in the manifests."""
     attempts, records = read_attempts(run.folder), run.result.get("records")
     if not attempts or records is None:
         yield Doubt(ATTEMPTS.name, OLDER, CheckState.unknown)
     recorded = {**(attempts[-1]["files"] if attempts else {}), **(records or {})}
-    here = set(iterate_files(run.folder))
-    yield from _compare_hashes(run.folder, recorded, here, "a file of the run")
+    present = set(iterate_files(run.folder))
+    yield from _compare_hashes(run.folder, recorded, present, "a file of the run")
     for phase in run.config.phase.order:
         files = _read_manifest(run, phase)["files"].items()
         hashes = {f"{phase}/{name}": identity[-1] for name, identity in files}
-        yield from _compare_hashes(run.folder, hashes, here, f"a file of {phase}")
+        yield from _compare_hashes(run.folder, hashes, present, f"a file of {phase}")
 
 
 def check_inputs(run: CheckedRun) -> Doubts:
@@ -115,41 +115,41 @@ def check_inputs(run: CheckedRun) -> Doubts:
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     for key, files in (INPUTS.read(run.folder) or {}).items():
         hashes = {path: identity[-1] for path, identity in files.items()}
-        here = {path for path in files if Path(path).is_file()}
-        yield from _compare_hashes(Path("/"), hashes, here, key)
+        present = {path for path in files if Path(path).is_file()}
+        yield from _compare_hashes(Path("/"), hashes, present, f"a file of {key}")
 
 
 def _compare_hashes(
-    folder: Path, hashes: Mapping[str, Any], here: Container[str], what: str
+    folder: Path, hashes: Mapping[str, Any], present: Container[str], what: str
 ) -> Doubts:
-    """Compare the files ``here`` in ``folder`` with the recorded hashes, which may be hostile."""
+    """Compare the ``present`` files of ``folder`` with ``hashes``, whose names may be forged."""
     for name, sha256 in hashes.items():
-        if name not in here and sha256 is not None:
-            yield Doubt(str(folder / name), f"{what}, is not here", CheckState.unknown)
-        elif name in here and file_identity(folder / name)[1] != sha256:
-            yield Doubt(str(folder / name), f"{what}, is not what the run recorded")
+        if name not in present and sha256 is not None:
+            yield Doubt(str(folder / name), f"{what} is missing", CheckState.unknown)
+        elif name in present and file_identity(folder / name)[1] != sha256:
+            yield Doubt(str(folder / name), f"{what} differs from its recorded hash")
 
 
 def _read_manifest(run: CheckedRun, phase: Phase) -> dict[str, Any]:
-    if (found := PHASE_MANIFEST.read(run.folder / phase)) is None:
+    if (manifest := PHASE_MANIFEST.read(run.folder / phase)) is None:
         raise CheckpointError(f"{run.folder / phase / MANIFEST} is missing")
-    return dict(found)
+    return dict(manifest)
 
 
 def check_logs(run: CheckedRun) -> Doubts:
-    """Compare each line of the logs with its hash in the manifest of its phase."""
+    """Compare each line of the logs with its hash in the manifest of the line's phase."""
     for phase in run.config.phase.order:
         manifest = _read_manifest(run, phase)
         if "lines" not in manifest:
             yield Doubt(f"{phase}/{MANIFEST}", OLDER, CheckState.unknown)
         lines = manifest.get("lines", {})
-        for name in (each for each in LOGS if each in lines):
-            marks, found = lines[name].split(), mark_lines(run.folder / name, phase)
-            if found != marks:
-                pairs = enumerate(zip([*found, ""], [*marks, ""], strict=False))
-                row = next(row for row, (ours, theirs) in pairs if ours != theirs)
+        for name in (log for log in LOGS if log in lines):
+            recorded, present = lines[name].split(), mark_lines(run.folder / name, phase)
+            if present != recorded:
+                pairs = enumerate(zip([*present, ""], [*recorded, ""], strict=False))
+                row = next(row for row, (mark, original) in pairs if mark != original)
                 line = [*phase_lines(run.folder / name, phase), b"the end"][row].decode()[:80]
-                yield Doubt(f"{name}, line {row + 1} of {phase}", f"was not written: {line}")
+                yield Doubt(f"{name}, line {row + 1} of {phase}", f"the run did not write: {line}")
 
 
 def check_command(run: CheckedRun) -> Doubts:
@@ -162,19 +162,18 @@ def check_command(run: CheckedRun) -> Doubts:
     words = read_command(run.folder)
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
     with compose_job(words, LAUNCHER.with_name("conf")) as job:
-        asked = values_by_key(build_new_config(job._replace(resume=None)))
+        composed = values_by_key(build_new_config(job._replace(resume=None)))
     for key, value in values_by_key(run.config).items():
-        is_same = value == asked.get(key) or _is_whole_path_of(value, asked.get(key))
+        is_same = value == composed.get(key) or _is_whole_path_of(value, composed.get(key))
         if key != "run_dir" and not effect_of(key).resume_may_change and not is_same:
-            is_typed = any(f"{key}.".startswith(each) for each in typed)
-            text = f"{value}, and the command with conf/ gives {asked.get(key)}"
-            yield Doubt(
-                f"config.yaml, {key}", text, CheckState.differs if is_typed else CheckState.unknown
-            )
+            is_typed = any(f"{key}.".startswith(prefix) for prefix in typed)
+            text = f"{value}, and the command with conf/ gives {composed.get(key)}"
+            state = CheckState.differs if is_typed else CheckState.unknown
+            yield Doubt(f"config.yaml, {key}", text, state)
 
 
 def _is_whole_path_of(value: Any, asked: Any) -> bool:
-    """Return True if ``asked`` is a relative path that means ``value`` in some folder."""
+    """Return True if ``asked`` is a relative path, and ``value`` the path it means in a folder."""
     if isinstance(value, list) and isinstance(asked, list) and len(value) == len(asked):
         return all(a == b or _is_whole_path_of(a, b) for a, b in zip(value, asked, strict=True))
     if not isinstance(value, str) or not isinstance(asked, str) or not value.startswith("/"):
@@ -183,16 +182,16 @@ def _is_whole_path_of(value: Any, asked: Any) -> bool:
 
 
 def check_leaks(run: CheckedRun) -> Doubts:
-    """Find held-out prompts that differ from training prompts only in case or punctuation."""
+    """Find held-out prompts that differ from a training prompt only in case or punctuation."""
     from rlhf.runtime.run_data import load_phase_data
 
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     parts = load_phase_data(run.config, lambda _: None).values()
     trained = {_words_of(record): record for part in parts for record in part.train}
     for record in (record for part in parts for record in part.eval):
-        other = trained.get(words := _words_of(record))
-        if words and other and (other.prompt, other.text) != (record.prompt, record.text):
-            text = f"held out, and trained on in {describe_row(other)}: {words[:60]}"
+        twin = trained.get(words := _words_of(record))
+        if words and twin and (twin.prompt, twin.text) != (record.prompt, record.text):
+            text = f"held out, and trained on in {describe_row(twin)}: {words[:60]}"
             yield Doubt(describe_row(record), text)
 
 
@@ -201,23 +200,23 @@ def _words_of(record: Record) -> str:
 
 
 def check_results(run: CheckedRun) -> Doubts:
-    """Compare result.json with results of phases, metrics, and values of held-out prompts."""
+    """Compare result.json with the phases' results, the metrics and the held-out prompts."""
     from rlhf.runtime.phase_runs import find_objective
 
     logged: dict[str, list[Any]] = defaultdict(list)
     for line in METRICS.read_lines(run.folder):
         for name, value in line.items():
             logged[name].append(value)
-    for phase, own in run.result["phases"].items():
-        if own != read_json_object(run.folder / phase / RESULT):
+    for phase, measures in run.result["phases"].items():
+        if measures != read_json_object(run.folder / phase / RESULT):
             yield Doubt(RESULT.name, f"phases.{phase} differs from {phase}/{RESULT}")
-        for name, value in own.items():
+        for name, value in measures.items():
             values = logged[f"{phase}/eval_{re.sub('_(before|after)$', '', name)}"]
             if values and value not in values:
-                yield Doubt(RESULT.name, f"{phase}.{name}={value}, and its metric is {values[-1]}")
-    for when, measures in (HELD_OUT.read(run.folder) or {}).items():
+                yield Doubt(RESULT.name, f"{phase}.{name}={value}, and the metric is {values[-1]}")
+    for when, by_prompt in (HELD_OUT.read(run.folder) or {}).items():
         for title, name in MEANS.items():
-            value, values = run.result["phases"]["ppo"].get(f"{title}_{when}"), measures.get(name)
+            value, values = run.result["phases"]["ppo"].get(f"{title}_{when}"), by_prompt.get(name)
             if values and None not in values and value != (mean := mean_of(values)):
                 yield Doubt(HELD_OUT.name, f"{title}_{when} is {mean}, not {value}")
     name, value = find_objective(run.result["phases"], run.folder)
@@ -229,11 +228,11 @@ def check_results(run: CheckedRun) -> Doubts:
 
 
 def check_samples(run: CheckedRun) -> Doubts:
-    """Let the judge of the generated task rate the responses in samples.jsonl again."""
+    """Rate the responses in samples.jsonl again with the judge of the generated task."""
     from rlhf.data.synthetic_pairs import GoldJudge
 
     if run.config.data.source is not Source.synthetic:
-        yield Doubt(SAMPLES.name, "its data has no judge by rule", CheckState.unknown)
+        yield Doubt(SAMPLES.name, "only generated data has a judge by rule", CheckState.unknown)
         return
     lines = SAMPLES.read_lines(run.folder)
     for number, line in enumerate(lines, start=1):
@@ -248,19 +247,19 @@ def check_samples(run: CheckedRun) -> Doubts:
 
 
 def check_answers(run: CheckedRun) -> Doubts:
-    """Let the trained policy answer the prompts of the last samples again, and score them."""
+    """Let the trained policy answer the prompts of the last samples again; compare the answers."""
     from rlhf.evaluate.answer_rows import Evaluator, last_trained_policy
 
     lines = list(SAMPLES.read_lines(run.folder))
     if not lines:
         yield Doubt(SAMPLES.name, "the run has no answers", CheckState.unknown)
         return
-    last = [each for each in lines if each["step"] == lines[-1]["step"]]
-    last = [each for each in last if each.get("model") == "actor"]
+    last = [line for line in lines if line["step"] == lines[-1]["step"]]
+    last = [line for line in last if line.get("model") == "actor"]
     compared, config = ["prompt", "response", "score", "kl"], run.config
     moves = MovingReferenceKeys.of(config).reference_every > 0
     if moves or DistillationKeys.of(config).teacher_path is not None:
-        compared.remove("kl")  # an Evaluator measures from the model that training started from
+        compared.remove("kl")  # an Evaluator measures KL to the model from which training started
         text = "kl is to a reference that the run has not stored"
         yield Doubt(SAMPLES.name, text, CheckState.unknown)
     evaluator = Evaluator(run.folder, trusts_run=run.trusts_run)
@@ -274,30 +273,31 @@ def check_answers(run: CheckedRun) -> Doubts:
         for name in compared:
             if not _is_close(line.get(name), row[name], EXACT):
                 text = f"{name} {line.get(name)!r}, and now {row[name]!r}"
-                yield Doubt(f"samples.jsonl, last answer {number}", text, _blame(run))
+                yield Doubt(f"samples.jsonl, last answer {number}", text, _difference_state(run))
 
 
 def check_replay(run: CheckedRun) -> Doubts:
-    """Replay random steps of each phase; compare their logs, exactly on the same machine."""
+    """Replay random steps of each phase; their logs must be equal on the same machine."""
     from rlhf.replay import create_replay_folder, plan_replay, take_steps_again
 
     require_consent(run.folder, is_given=run.trusts_run)
     draw = random.Random(run.seed)
-    trained = {p: each for p, each in run.result["phases"].items() if "reused_from" not in each}
+    trained = [p for p, result in run.result["phases"].items() if "reused_from" not in result]
     lasts = {phase: plan_replay(run.folder, Phase(phase), None).end for phase in trained}
     for phase in (phase for phase in trained for _ in range(run.replays)):
         replay = plan_replay(run.folder, Phase(phase), draw.randint(1, lasts[phase]))
         with create_replay_folder(None, beside=run.folder) as target:
-            found = take_steps_again(run.folder, replay, target)
-        numbers = [pair for pair in found.differing.values() if not isinstance(pair[0], str)]
+            comparison = take_steps_again(run.folder, replay, target)
+        place, differing = f"metrics.jsonl, {phase} step {comparison.step}", comparison.differing
+        numbers = [pair for pair in differing.values() if not isinstance(pair[0], str)]
         if run.other and all(_is_close(*pair, ROUNDING) for pair in numbers):
             continue
-        for name, (theirs, ours) in found.differing.items():
-            text = f"{name}={theirs}, and the replay has {ours}"
-            yield Doubt(f"metrics.jsonl, {phase} step {found.step}", text, _blame(run))
+        for name, (original, replayed) in differing.items():
+            text = f"{name}={original}, and the replay has {replayed}"
+            yield Doubt(place, text, _difference_state(run))
 
 
-def _blame(run: CheckedRun) -> CheckState:
+def _difference_state(run: CheckedRun) -> CheckState:
     """Return ``unknown`` if another machine may have rounded differently, else ``differs``."""
     return CheckState.unknown if run.other else CheckState.differs
 
@@ -318,7 +318,7 @@ CHECKS: Mapping[str, Check] = {
     "results": check_results,
     "samples": check_samples,
 }
-COMPUTING: Mapping[str, Check] = {"answers": check_answers, "replay": check_replay}
+COMPUTED_CHECKS: Mapping[str, Check] = {"answers": check_answers, "replay": check_replay}
 
 
 def read_checked_run(
@@ -327,7 +327,7 @@ def read_checked_run(
     """Read the configuration and the result of a run to check.
 
     Raises:
-        CheckpointError: if the run has not finished, or one of these files is damaged.
+        CheckpointError: if the run has not finished, or its configuration or result is damaged.
     """
     from rlhf.replay import describe_other_machine
 
@@ -341,38 +341,38 @@ def read_checked_run(
 
 
 def verify_run(run: CheckedRun) -> Iterator[tuple[str, CheckState, list[Doubt]]]:
-    """Yield the name, the outcome and the findings of each check.
+    """Yield the name, the outcome and the doubts of each check.
 
     Nothing is computed again if ``run.replays`` is 0, or if a file differs or is missing.
     """
-    is_whole = True
-    for name, check in {**CHECKS, **(COMPUTING if run.replays else {})}.items():
-        found = [Doubt("", "not computed, since files differ or are missing", CheckState.unknown)]
-        if name in CHECKS or is_whole:
-            found = doubts_of(check, run)
-        states = {each.state for each in found}
-        state = next((each for each in CheckState if each in states), CheckState.ok)
-        is_lacking = name == "files" and any(each.text != OLDER for each in found)
-        is_whole &= state is not CheckState.differs and not is_lacking
-        yield name, state, sorted(found, key=lambda each: each.state is not state)
+    is_intact = True
+    for name, check in {**CHECKS, **(COMPUTED_CHECKS if run.replays else {})}.items():
+        doubts = [Doubt("", "not computed, since files differ or are missing", CheckState.unknown)]
+        if name in CHECKS or is_intact:
+            doubts = find_doubts(check, run)
+        states = {doubt.state for doubt in doubts}
+        state = next((s for s in CheckState if s in states), CheckState.ok)
+        lacks_files = name == "files" and any(doubt.text != OLDER for doubt in doubts)
+        is_intact &= state is not CheckState.differs and not lacks_files
+        yield name, state, sorted(doubts, key=lambda doubt: doubt.state is not state)
 
 
-def doubts_of(check: Check, run: CheckedRun) -> list[Doubt]:
-    """Return the doubts of a check; a damaged file differs, other errors are unknown."""
-    found: list[Doubt] = []
+def find_doubts(check: Check, run: CheckedRun) -> list[Doubt]:
+    """Return the doubts of a check; a damaged file differs, and other errors make it impossible."""
+    doubts: list[Doubt] = []
     try:
-        with redirect_stdout(sys.stderr):  # the output of loading and sampling
-            found.extend(check(run))
+        with redirect_stdout(sys.stderr):  # loading and sampling may print
+            doubts.extend(check(run))
     except DamagedFileError as error:
-        found.append(Doubt("", str(error)))
+        doubts.append(Doubt("", str(error)))
     except (RlhfError, OSError) as error:
-        found.append(Doubt("", str(error), CheckState.unknown))
+        doubts.append(Doubt("", str(error), CheckState.unknown))
     changed = (FoundRun(run.folder).bundle or {"changed": {}})["changed"]
-    for number, each in enumerate(found):
-        if each.place.removeprefix(f"{run.folder}/").partition(",")[0] in changed:
-            text = f"{each.text}; a bundle has replaced secrets or paths in it"
-            found[number] = Doubt(each.place, text, CheckState.unknown)
-    return found
+    for index, doubt in enumerate(doubts):
+        if doubt.place.removeprefix(f"{run.folder}/").partition(",")[0] in changed:
+            text = f"{doubt.text}; a bundle has replaced secrets or paths in the file"
+            doubts[index] = Doubt(doubt.place, text, CheckState.unknown)
+    return doubts
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -392,15 +392,15 @@ def main(arguments: Sequence[str]) -> int:
 def _verify(options: argparse.Namespace) -> Result:
     folder = expand_user_path(options.run_dir, key="RUN_DIR").resolve()
     replays = 0 if options.replay == "none" else int(options.replay)
-    given = {"seed": options.seed, "trusts_run": options.trust_run}
-    run = read_checked_run(folder, replays=replays, **given)
+    values = {"seed": options.seed, "trusts_run": options.trust_run}
+    run = read_checked_run(folder, replays=replays, **values)
     console = Console()
     checks = []
-    for name, state, found in verify_run(run):
-        first = [": ".join(filter(None, each[:2])) for each in found[:1]]
-        more = [f"and {len(found) - 1} more"] if found[1:] else []
+    for name, state, doubts in verify_run(run):
+        first = [": ".join(filter(None, doubt[:2])) for doubt in doubts[:1]]
+        more = [f"and {len(doubts) - 1} more"] if doubts[1:] else []
         console.say(f"{state:<17}  {': '.join([name, *first, *more])}")
-        checks.append({"check": name, "state": state, "findings": [f._asdict() for f in found]})
+        checks.append({"check": name, "state": state, "findings": [d._asdict() for d in doubts]})
     counts = Counter(check["state"] for check in checks)
     states = ", ".join(f"{counts[state]} {state}" for state in reversed(CheckState))
     console.say(f"{states}; --seed {run.seed} replays the same steps")

@@ -3,7 +3,7 @@
     python -m rlhf.chat RUN_DIR [--model NAME|FOLDER]
 
 Each line is a message. Answers go to stdout and everything else to stderr, so that
-`echo hello | python -m rlhf.chat RUN_DIR` prints the answer only.
+`echo hello | python -m rlhf.chat RUN_DIR` prints only the answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_chat_loop(read_line: Callable[[], str], handle_line: Callable[[str], boo
 
 
 def greeting_lines(policy: RunPolicy, sampling: SamplingSettings) -> list[str]:
-    """Return the first lines of a chat: the model, its temperature, and the form of its prompts."""
+    """Return the first lines of a chat: model, temperature, /help, and a note on plain prompts."""
     greedy = "" if sampling.temperature else ", always the likeliest token"
     lines = [
         str(policy.folder),
@@ -54,24 +54,22 @@ def greeting_lines(policy: RunPolicy, sampling: SamplingSettings) -> list[str]:
         "/help lists the commands.",
     ]
     if not policy.talker.expects_conversations:
-        lines.append(
-            "Trained on prompts that are no conversations: each line is a prompt by itself."
-        )
+        lines.append("Trained on plain prompts, not conversations: each line is a prompt.")
     return lines
 
 
 def apply_sampling_options(run: SamplingSettings, options: argparse.Namespace) -> SamplingSettings:
-    """Return the settings of a run, changed by the options of the command."""
+    """Return the sampling settings of a run, changed by the options of the command."""
     from rlhf.chat.dialogue import parse_temperature
 
     text = str(run.temperature if options.temperature is None else options.temperature)
     temperature = parse_temperature(text, option="--temperature")
-    most = run.max_tokens if options.max_tokens is None else options.max_tokens
-    return replace(run, temperature=temperature, max_tokens=most)
+    max_tokens = run.max_tokens if options.max_tokens is None else options.max_tokens
+    return replace(run, temperature=temperature, max_tokens=max_tokens)
 
 
 def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
-    """Load the chosen model and chat with it."""
+    """Load the chosen model and chat with it or, with --environment, let it play an episode."""
     import torch
     import transformers
 

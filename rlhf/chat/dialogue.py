@@ -1,4 +1,4 @@
-"""A conversation with a policy: its messages, commands and context."""
+"""Hold a conversation with a policy: answer messages, run commands, and fit the context."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ COMMANDS: Mapping[str, str] = {
 class Dialogue:
     """The state of a chat: messages, system message and temperature.
 
-    Answers go to ``write`` in pieces, notices to ``say``.
+    Answers go to ``write`` in pieces, and notices go to ``say``.
 
     Raises:
-        ConfigError: if answers can be as long as the model's context.
+        ConfigError: if the most tokens of an answer are under 1 or fill the model's context.
     """
 
     talker: Talker
@@ -35,7 +35,7 @@ class Dialogue:
     say: WriteText
     _system: list[ChatMessage] = field(default_factory=list, init=False)
     _messages: list[ChatMessage] = field(default_factory=list, init=False)
-    _said: set[str] = field(default_factory=set, init=False)  # notices are not repeated
+    _given_notices: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         positions = self.talker.context_length
@@ -71,7 +71,7 @@ class Dialogue:
                 self.say("A message that begins with / needs a space before it.")
             case "/clear":
                 self._messages.clear()
-                self._said.clear()
+                self._given_notices.clear()
                 self.say("The conversation is empty.")
             case "/system":
                 self._set_system(text)
@@ -87,11 +87,11 @@ class Dialogue:
                 self.say(f"{command}: no such command; /help lists them")
 
     def _answer(self, asked: list[ChatMessage]) -> None:
-        """Answer the last message of ``asked``; store messages and answer as the conversation."""
+        """Answer the last message of ``asked``; make ``asked`` and the answer the conversation."""
         ids = self._drop_oldest_turns(asked)
         answer = self.talker.answer(ids, self.sampling, self.write)
         self.write("\n")
-        match answer.why:
+        match answer.ending:
             case "cut":
                 self._say_once(
                     f"Answers are cut at {self.sampling.max_tokens} tokens: --max-tokens sets "
@@ -103,7 +103,7 @@ class Dialogue:
             self._messages = [*asked, _build_message("assistant", answer.text)]
 
     def _drop_oldest_turns(self, asked: list[ChatMessage]) -> list[int]:
-        """Remove the oldest turns from ``asked`` until the prompt fits; return the prompt's ids.
+        """Drop the oldest turns from ``asked`` until the prompt fits; return its token ids.
 
         Raises:
             ConfigError: if the last message is too long by itself.
@@ -113,13 +113,13 @@ class Dialogue:
             ids = talker.encode_prompt([*self._system, *asked])
             if talker.context_length is None:
                 return ids
-            room = talker.context_length - self.sampling.max_tokens
-            if len(ids) <= room:
+            most = talker.context_length - self.sampling.max_tokens
+            if len(ids) <= most:
                 return ids
             if len(asked) == 1:
                 raise ConfigError(
                     f"the message takes {len(ids)} tokens, and the context of "
-                    f"{talker.context_length} tokens has room for {room} beside the answer; "
+                    f"{talker.context_length} tokens leaves {most} of them beside the answer; "
                     "shorten it"
                     + (", or remove the system message with /system" if self._system else "")
                 )
@@ -131,25 +131,25 @@ class Dialogue:
 
     def _set_system(self, text: str) -> None:
         if not self.talker.expects_conversations:
-            self.say("The model's prompts are no conversations: no system message.")
+            self.say("The model was trained on plain prompts, which have no system message.")
             return
         self._system = [_build_message("system", text)] if text else []
         self.say("The system message is set." if text else "There is no system message.")
 
     def _say_once(self, notice: str) -> None:
-        if notice not in self._said:
-            self._said.add(notice)
+        if notice not in self._given_notices:
+            self._given_notices.add(notice)
             self.say(notice)
 
 
 def parse_temperature(text: str, *, option: str) -> float:
-    """Parse ``text``, the value of ``option``, as a temperature of at least 0."""
+    """Parse ``text``, the value of ``option``, as a finite temperature of at least 0."""
     try:
         temperature = float(text)
     except ValueError:
         temperature = -1.0
     if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"{option} {text}: must be a number of at least 0")
+        raise ConfigError(f"{option} {text}: must be a finite number of at least 0")
     return temperature
 
 

@@ -1,4 +1,4 @@
-"""Find the policy to chat with in a run, and the settings with which it samples."""
+"""Find the policy of a run to chat with, and the settings with which it samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlhf.rollout.sampling import SamplingSettings
 from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import TRAINED, folders_by_policy_name
 
-NAMES = folders_by_policy_name()  # folders that may hold a policy, by name
+FOLDERS_BY_NAME = folders_by_policy_name()  # name of a policy -> folders that may hold it
 
 
 class RunPolicy:
     """A policy of a run, which is loaded when it is first used.
 
-    ``choice`` is a name in ``NAMES``, the folder of a model, or None for the newest policy.
+    ``choice`` is a key of ``FOLDERS_BY_NAME``, the folder of a model, or None: the newest policy.
     """
 
     def __init__(self, run_dir: Path, choice: str | None, *, trusts_run: bool = False) -> None:
@@ -39,7 +39,7 @@ class RunPolicy:
         self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)
-        # If the run used bf16 or fp16, take auto: this machine may support only the other one.
+        # For a bf16 or fp16 run, use auto: this machine may support only the other of these dtypes.
         is_fp32 = self._keys["hardware.dtype"] == Dtype.fp32
         self._dtype = Dtype.fp32 if is_fp32 else Dtype.auto
 
@@ -59,32 +59,32 @@ class RunPolicy:
     def talker(self) -> Talker:
         """Return the verified and loaded policy."""
         verify_model(self.folder)
-        is_own = self.folder.is_relative_to(self.run_dir)  # only the run's own code is trusted
+        is_of_run = self.folder.is_relative_to(self.run_dir)  # only then is its code trusted
         source = ModelSource(
-            key=RUN_FOLDER if is_own else "--model",
+            key=RUN_FOLDER if is_of_run else "--model",
             path=str(self.folder),
             attention=self._keys.get("model.attention"),
-            trust_remote_code=is_own and bool(self._keys.get("model.trust_remote_code")),
+            trust_remote_code=is_of_run and bool(self._keys.get("model.trust_remote_code")),
         )
         stop = self._keys.get("rollout.stop") or ()
         return Talker(source, load_tokenizer(self.folder, key=source.key), self._dtype, stop=stop)
 
     def _find_policy_folder(self, choice: str | None) -> Path:
         """Return the folder of the policy ``choice``, or of the newest policy if it is None."""
-        if choice is not None and choice not in NAMES:
+        if choice is not None and choice not in FOLDERS_BY_NAME:
             folder = expand_user_path(choice, key="--model")
             _check_language_model(folder)
             return folder
         newest = [policy.folder for policy in reversed(TRAINED)]
-        places = newest if choice is None else NAMES[choice]
-        for place in places:
-            if (self.run_dir / place).is_dir():
-                return self.run_dir / place
-        known = (place for each in NAMES.values() for place in each)
-        found = ", ".join(place for place in known if (self.run_dir / place).is_dir())
+        names = newest if choice is None else FOLDERS_BY_NAME[choice]
+        for name in names:
+            if (self.run_dir / name).is_dir():
+                return self.run_dir / name
+        known = (name for names in FOLDERS_BY_NAME.values() for name in names)
+        found = ", ".join(name for name in known if (self.run_dir / name).is_dir())
         raise CheckpointError(
-            f"{self.run_dir} has no {' or '.join(places)} to chat with, only "
-            f"{found or 'no policy'}; wait until the phase has finished, continue the run "
+            f"{self.run_dir} has no {' or '.join(names)} to chat with; it has "
+            f"{found or 'no policy'}. Wait until the phase has finished, continue the run "
             f"with python launch.py resume={self.run_dir}, or choose a model with --model"
         )
 
@@ -93,7 +93,7 @@ def _check_language_model(folder: Path) -> None:
     has_config = (folder / "config.json").is_file()
     if not has_config and not (folder / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"--model={folder}: must be {', '.join(NAMES)} or a Hugging Face folder with "
+            f"--model={folder}: must be {', '.join(FOLDERS_BY_NAME)} or a Hugging Face folder with "
             "config.json"
         )
     if has_config:

@@ -1,4 +1,4 @@
-"""Load a policy on this machine's best device, and sample answers as in training."""
+"""Load a policy on this machine's best device, and sample its answers as in training."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ WriteText = Callable[[str], None]
 
 
 class SampledAnswer(NamedTuple):
-    """An answer as text and token ids; ``why`` is ended, cut (too long) or stopped (Ctrl-C)."""
+    """An answer as text and token ids; ``ending`` is ended, cut (too long) or stopped (Ctrl-C)."""
 
     text: str
     ids: list[int]
-    why: str
+    ending: str
 
 
 class Talker:
     """A language model with its tokenizer, which answers conversations or raw prompts.
 
-    A run's tokenizer has a chat template if, and only if, the training prompts were conversations.
+    A run's tokenizer has a chat template if and only if the training prompts were conversations.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Talker:
     ) -> None:
         """Load the language model of ``source``; ``dtype`` is fp32 or auto.
 
-        An answer ends with an end token of the model, or a text in ``stop``.
+        An answer ends with an end token of the model, or with a text in ``stop``.
         """
         model: Any = build_actor(source, tokenizer, seed=0)
         device = best_device()
-        place, precision = torch.device(device.value), TORCH_DTYPES[resolve_dtype(dtype, device)]
+        target, precision = torch.device(device.value), TORCH_DTYPES[resolve_dtype(dtype, device)]
         # Buffers keep their precision, as in training: in bf16 the rotary angles would be wrong.
         for parameter in model.parameters():
-            parameter.data = parameter.data.to(place, precision)
-        model.to(place).eval()
+            parameter.data = parameter.data.to(target, precision)
+        model.to(target).eval()
         self.tokenizer = tokenizer
         self._model = model
         self._stop = stop
@@ -70,7 +70,7 @@ class Talker:
 
     @property
     def context_length(self) -> int | None:
-        """Return the number of tokens that the model can read and write; None: no limit."""
+        """Return the most tokens of prompt and answer together; None if there is no limit."""
         limit: int | None = getattr(self._model.config, "max_position_embeddings", None)
         return limit
 
@@ -100,7 +100,7 @@ class Talker:
     ) -> SampledAnswer:
         """Sample an answer and pass its text to ``write`` as it grows; Ctrl-C stops it.
 
-        Temperature 0 always takes the likeliest token.
+        At temperature 0, each token is the likeliest one.
         """
         streamer = _build_streamer(self.tokenizer, write)
         stop = StopTexts(self.tokenizer, self._stop)
@@ -131,16 +131,16 @@ class Talker:
                     logits_processor=[refuse_nan],
                 )
             ended = streamer.ids[-1] in self._end_ids or stop.completes_stop_text(streamer.ids)
-            why = "ended" if ended else "cut"
+            ending = "ended" if ended else "cut"
         except KeyboardInterrupt:
-            why = "stopped"
+            ending = "stopped"
             streamer.end()
-        return SampledAnswer(streamer.text.strip(), streamer.ids, why)
+        return SampledAnswer(streamer.text.strip(), streamer.ids, ending)
 
     def _generation_config(self, sampling: SamplingSettings) -> GenerationConfig:
         from transformers import GenerationConfig
 
-        drawn = {
+        sampled = {
             "do_sample": True,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
@@ -152,7 +152,7 @@ class Talker:
             min_new_tokens=sampling.min_tokens or None,
             eos_token_id=self._end_ids,
             pad_token_id=self.tokenizer.pad_token_id,
-            **(drawn if sampling.temperature else {"do_sample": False}),
+            **(sampled if sampling.temperature else {"do_sample": False}),
         )
 
 
@@ -175,7 +175,7 @@ def _build_streamer(tokenizer: PreTrainedTokenizerBase, write: WriteText) -> Any
             super().put(value)
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002
-            """Write the next words."""
+            """Store and write the next words."""
             text = text if self.text else text.lstrip()
             self.text += text
             write(text)

@@ -3,10 +3,10 @@
     python -m rlhf.compare RUN_DIR [--against OTHER_RUN]
     python -m rlhf.compare --answers FILE [--models FIRST SECOND]
 
-The page shows a prompt and two anonymous answers. Choices become rows of preferences, which
-data=local data.path=FILE trains a reward model on.
+The page shows a prompt and two anonymous answers. Choices become rows of preferences, on which
+data=local data.path=FILE trains a reward model.
 
-With --json no page is served, and the choices so far are counted.
+With --json, no page is served; the win rate of the choices so far is printed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from rlhf.compare.preference_file import (
 from rlhf.report.page import LocalRequest, LocalServer, render_template
 from rlhf.run.console import Console
 
-LENGTH = "[0-9]{1,3}"  # pattern of Content-Length: at most 999 bytes; a choice has about 30
-BUTTONS = {
+CONTENT_LENGTH = "[0-9]{1,3}"  # at most 999 bytes; a choice has about 30
+BUTTONS = {  # text -> verdict; None: skip the pair
     "A is better": Verdict.a,
     "B is better": Verdict.b,
     "Tie": Verdict.tie,
@@ -47,16 +47,16 @@ BUTTONS = {
 
 
 class Comparison:
-    """The pairs that are judged one after the other, and the file that stores the choices."""
+    """The pairs to judge, one after the other, and the file that stores the choices."""
 
     def __init__(
         self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
     ) -> None:
-        done = {pair.prompt_and_answers for pair, _ in file.read_choices()}
-        self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in done]
+        judged = {pair.prompt_and_answers for pair, _ in file.read_choices()}
+        self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in judged]
         self._models = models
         self._file = file
-        self.num_done = 0  # pairs that have been judged or skipped
+        self.num_done = 0  # pairs judged or skipped since the start; the index of the current pair
         self._lock = Lock()
 
     @property
@@ -74,14 +74,14 @@ class Comparison:
         """Return the first model's win rate over the second, from all choices in the file."""
         return WinRate.from_choices(self._models, self._file.read_choices())
 
-    def judge(self, verdict: Verdict | None, *, place: int) -> None:
-        """Store the verdict on the pair at ``place`` unless that pair is done; None: skip the pair.
+    def judge(self, verdict: Verdict | None, *, index: int) -> None:
+        """Store the verdict on the pair ``index`` if it is the current pair; None skips the pair.
 
         Raises:
             RlhfError: if the choice cannot be written.
         """
         with self._lock:
-            if place == self.num_done and self.current_pair is not None:
+            if index == self.num_done and self.current_pair is not None:
                 if verdict is not None:
                     self._file.add_choice(self.current_pair, verdict)
                 self.num_done += 1
@@ -92,7 +92,7 @@ def render_comparison(comparison: Comparison) -> str:
     if comparison.current_pair is None:
         return _render_page(result=str(comparison.win_rate))
     return _render_page(
-        pair=comparison.current_pair, progress=comparison.progress_text, place=comparison.num_done
+        pair=comparison.current_pair, progress=comparison.progress_text, index=comparison.num_done
     )
 
 
@@ -128,14 +128,14 @@ class _Request(LocalRequest):
     def _store_choice(self) -> tuple[HTTPStatus, str]:
         """Store the choice that the form sent; return the status and text of the response."""
         length = self.headers.get("Content-Length", "")
-        if not re.fullmatch(LENGTH, length):
+        if not re.fullmatch(CONTENT_LENGTH, length):
             return _refusal_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-        sent = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
-        place, verdict = (sent.get(name, [""])[0] for name in ("place", "verdict"))
-        if not place.isdecimal() or verdict not in BUTTONS:
+        fields = parse_qs(self.rfile.read(int(length)).decode(errors="replace"))
+        index, verdict = (fields.get(name, [""])[0] for name in ("index", "verdict"))
+        if not index.isdecimal() or verdict not in BUTTONS:
             return _refusal_response(HTTPStatus.BAD_REQUEST)
         try:
-            self.server.comparison.judge(BUTTONS[verdict], place=int(place))
+            self.server.comparison.judge(BUTTONS[verdict], index=int(index))
         except RlhfError as error:
             return HTTPStatus.INTERNAL_SERVER_ERROR, _render_page(message=str(error))
         return HTTPStatus.SEE_OTHER, ""  # redirect, so that a reload does not resend the choice
@@ -145,17 +145,17 @@ def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
     return status, _render_page(message=f"{status.value} {status.phrase}")
 
 
-def _render_page(**shown: object) -> str:
-    return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **shown)
+def _render_page(**values: object) -> str:
+    return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **values)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the page until Ctrl-C, then print the win rate; return the exit code."""
+    """Serve the page until Ctrl-C and print the win rate, or print JSON; return the exit code."""
     parser = build_command_parser("rlhf.compare", __doc__, has_json=True)
     parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
-    parser.add_argument("--answers", type=Path, help="a file with prompt, response and model")
-    parser.add_argument("--models", nargs=2, default=(), help="two models of the file of answers")
+    parser.add_argument("--answers", type=Path, help="a file of rows with prompt, response, model")
+    parser.add_argument("--models", nargs=2, default=(), help="two models of that file")
     parser.add_argument("--out", type=Path, help="file of the choices; default: preferences.jsonl")
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
     parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
@@ -169,22 +169,21 @@ def _serve_comparison(options: argparse.Namespace) -> Result | None:
     if options.answers is not None:
         answers = expand_user_path(options.answers, key="--answers")
         models = read_models_of_file(answers, options.models)
-        beside = answers.with_suffix(".preferences.jsonl")
+        default_file = answers.with_suffix(".preferences.jsonl")
     else:
         run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
         against = options.against and expand_user_path(options.against, key="--against")
         models = read_models_of_runs(run_dir, against)
-        beside = run_dir / "preferences.jsonl"
+        default_file = run_dir / "preferences.jsonl"
     pairs = make_pairs(*models, seed=options.seed)
     console = Console()
-    with closing(PreferenceFile(expand_user_path(options.out or beside, key="--out"))) as file:
+    path = expand_user_path(options.out or default_file, key="--out")
+    with closing(PreferenceFile(path)) as file:
         comparison = Comparison(pairs, (models[0].name, models[1].name), file)
         if options.json:
             return Result({"choices": str(file.path), **comparison.win_rate.as_json()})
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):
-            console.say(
-                f"open {server.address} in a browser; choices go to {file.path}; Ctrl-C ends"
-            )
+            console.say(f"open {server.address} in a browser; choices go to {path}; Ctrl-C ends")
             server.serve_forever()
         console.say(str(comparison.win_rate))
     return None

@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class AnswerPair(NamedTuple):
-    """Two answers to a prompt; ``a`` is shown on the left."""
+    """Two answers to a prompt; the page shows ``a`` on the left."""
 
     prompt: str
     a: Answer
@@ -57,23 +57,23 @@ def read_models_of_runs(
 
     Raises:
         CheckpointError: if a folder is no run, or its samples.jsonl lacks the answers.
-        ConfigError: if both are the same run.
+        ConfigError: if ``against`` is the same run.
     """
-    ours = _read_actor_answers(run_dir, is_trained=True)
-    theirs = _read_actor_answers(against or run_dir, is_trained=against is not None)
-    if ours.name == theirs.name:
+    trained = _read_actor_answers(run_dir, is_trained=True)
+    other = _read_actor_answers(against or run_dir, is_trained=against is not None)
+    if trained.name == other.name:
         raise ConfigError(f"--against {against}: must be another run than {run_dir}")
-    return ours, theirs
+    return trained, other
 
 
 def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringModel, AnsweringModel]:
-    """Return the models ``names`` with their answers in a file; without names, its only two models.
+    """Return two models with their answers in a file: those in ``names``, or the file's only two.
 
     Each row has prompt, response and model. Of a model's answers to a prompt, the first is used.
 
     Raises:
         DataError: if the file cannot be read, or a row lacks a text.
-        ConfigError: if the file lacks a named model, or has not exactly two and none is named.
+        ConfigError: if ``names`` are not two models of the file, or are missing and it has not two.
     """
     answers: dict[str, dict[str, str]] = {}
     for row in read_table_rows(path):
@@ -90,7 +90,7 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
 
 
 def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
-    """Return pairs of different answers to the same prompts; ``seed`` decides which is on the left.
+    """Pair the models' different answers to equal prompts; ``seed`` decides which is on the left.
 
     Raises:
         DataError: if no prompt has two different answers.
@@ -112,7 +112,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
 
 def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     """Return the actor's answers after PPO if ``is_trained``, otherwise its answers before PPO."""
-    read_frozen_keys(run_dir)  # raises if this is no run
+    read_frozen_keys(run_dir)  # raises an error if this is no run
     by_step: dict[int, dict[str, str]] = {}
     for row in SAMPLES.read_lines(run_dir):
         if row["phase"] == "ppo" and row.get("model", "actor") == "actor":
@@ -121,7 +121,7 @@ def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
     if step not in by_step or (is_trained and not step):
         when = "after a step of PPO" if is_trained else "before PPO"
         raise CheckpointError(
-            f"{run_dir}/samples.jsonl has no answers from {when}. PPO writes them at its first and "
+            f"{run_dir}/samples.jsonl has no answers {when}. PPO writes them at its first and "
             "last step; compare a run that has finished PPO, or a file of answers: --answers FILE"
         )
     name = "/".join(run_dir.resolve().parts[-TWO:])
@@ -140,7 +140,7 @@ def _require_text(row: Row, column: str) -> str:
 
 
 class Verdict(StrEnum):
-    """A judgement of two answers."""
+    """A person's judgement of two answers."""
 
     a = "a"
     b = "b"
@@ -152,16 +152,16 @@ class PreferenceFile:
     """The choices of one person, in a file of preferences and a file of undecided choices.
 
     Raises:
-        ConfigError: if the last line of a file is incomplete.
+        ConfigError: if the last line of a file is incomplete, or ``path`` cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._undecided = path.with_suffix(".undecided.jsonl")
-        for each in (path, self._undecided):
-            if (content := read_bytes(each)) and not content.endswith(b"\n"):
+        for file in (path, self._undecided):
+            if (content := read_bytes(file)) and not content.endswith(b"\n"):
                 raise ConfigError(
-                    f"{each} ends within a line: complete or remove its last line, or choose "
+                    f"{file} ends within a line: complete or remove its last line, or choose "
                     "another file with --out FILE"
                 )
         self._writers: dict[Path, JsonlWriter] = {}
@@ -172,9 +172,9 @@ class PreferenceFile:
             path.unlink()
 
     def read_choices(self) -> Iterator[tuple[AnswerPair, str | None]]:
-        """Yield all pairs judged so far, each with the model that won; None: undecided.
+        """Yield all pairs judged so far, each with the model that won, or None if undecided.
 
-        Rows without names of models are skipped.
+        Rows without the names of the models are skipped.
         """
         for pair in _read_answer_pairs(self.path, "chosen", "rejected"):
             yield pair, pair.a.model
@@ -218,12 +218,12 @@ class PreferenceFile:
 
 
 def _read_answer_pairs(path: Path, first: str, second: str) -> Iterator[AnswerPair]:
-    """Yield each prompt with its answers in two columns; skip rows that lack a model's name."""
+    """Yield the pairs of a file whose answers are in two columns; skip rows without models."""
     columns = ("prompt", f"{first}_by", first, f"{second}_by", second)
     for row in read_json_lines(path, object):
-        texts: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
-        if all(isinstance(text, str) for text in texts):
-            prompt, first_by, first_text, second_by, second_text = texts
+        cells: list[Any] = [row.get(c) for c in columns] if isinstance(row, dict) else [None]
+        if all(isinstance(cell, str) for cell in cells):
+            prompt, first_by, first_text, second_by, second_text = cells
             yield AnswerPair(prompt, Answer(first_by, first_text), Answer(second_by, second_text))
 
 
@@ -239,19 +239,19 @@ class WinRate(NamedTuple):
     def from_choices(
         cls, models: tuple[str, str], judged: Iterable[tuple[AnswerPair, str | None]]
     ) -> WinRate:
-        """Return the counts of the choices in ``judged`` that are between these two models."""
+        """Count the choices in ``judged`` between these two models."""
         winners = [winner for pair, winner in judged if {pair.a.model, pair.b.model} == set(models)]
         wins, losses = (winners.count(model) for model in models)
         return cls(models, wins, losses, len(winners) - wins - losses)
 
     @property
     def rate(self) -> tuple[float, tuple[float, float]] | None:
-        """Return the win rate, undecided choices counting half, and its 95 % interval."""
+        """Return the first model's win rate and its 95 % interval; undecided choices count half."""
         won, total = self.wins + self.undecided / 2, self.wins + self.losses + self.undecided
         return (won / total, wilson_interval(won, total)) if total else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts with the win rate and its interval, null without a choice."""
+        """Return the counts, and the win rate and its interval, which are None without choices."""
         rate, interval = self.rate or (None, None)
         return {**self._asdict(), "win_rate": rate, "win_rate_ci": interval}
 

@@ -49,9 +49,9 @@ from rlhf.run.finished_phase import verify_model
 from rlhf.run.policies import POLICIES, TRAINED
 from rlhf.runtime.run_data import load_phase_data
 
-WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)  # used for runs without PPO
+PLAN_WITHOUT_PPO = BatchPlan(per_rank=16, micro=16, accumulation=1)
 # Kinds of rewards that score a right answer 1 and any other answer 0.
-RIGHT = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
+RIGHT_OR_WRONG = (RewardKind.exact, RewardKind.number, RewardKind.json, RewardKind.pattern)
 
 AnswerRow = dict[str, Any]
 
@@ -74,7 +74,7 @@ class Evaluator:
         """Load the run's configuration, tokenizer, reference model, reward model and rules.
 
         Raises:
-            CheckpointError: if the run has not finished, or its models are gone or damaged.
+            CheckpointError: if the run has not finished, or its models are missing or damaged.
             ConfigError: if the run needs consent (rlhf/config/consent.py), and ``trusts_run`` is
                 False.
         """
@@ -89,7 +89,7 @@ class Evaluator:
         self.context: RunContext = replace(
             context, parts=load_phase_data(self.config, context.console.say), judge=judge
         )
-        self.plan = batch_plans(self.config).get(Phase.ppo, WITHOUT_PPO)
+        self.plan = batch_plans(self.config).get(Phase.ppo, PLAN_WITHOUT_PPO)
         for folder in ("sft/model", "reward/model"):
             verify_model(run_dir / folder)
         self._reference = self.load_start_model()
@@ -100,7 +100,7 @@ class Evaluator:
 
     @property
     def default_decodings(self) -> list[Decoding]:
-        """Return two decodings: sampling with the run's temperature, and greedy."""
+        """Return two decodings: sampling at the run's evaluation temperature, and greedy."""
         rollout = self.config.rollout
         temperature = rollout.eval_temperature or rollout.temperature
         return [Decoding("sampled", temperature), Decoding("greedy", rollout.temperature, True)]
@@ -153,37 +153,38 @@ class Evaluator:
         policy = AnsweringPolicy(actor, backend(), backend(greedy=True), models, self.plan.micro)
         answering = partial(answer_prompts, context, policy, self.prompts, num_prompts=num_prompts)
         for rollout, batch in answering(sample=sample, greedy=decoder.greedy):
-            found = measure_answers(context, rollout)
-            values = {key: values_B.tolist() for key, values_B in found.items()}
+            measured = measure_answers(context, rollout)
+            columns = {key: values_B.tolist() for key, values_B in measured.items()}
             shown = describe_answers(context, rollout)
             for row in batch.keep_B.nonzero().flatten().tolist():
-                measured = {key: each[row] for key, each in values.items()}
+                measures = {key: column[row] for key, column in columns.items()}
                 yield {
                     "model": name,
                     "decoder": decoder.name,
                     "sample": sample,
                     "prompt": shown[row].prompt,
                     "response": shown[row].response,
-                    **measured,
-                    "right": self._is_answer_right(measured),
+                    **measures,
+                    "right": self._is_answer_right(measures),
                 }
 
     def close(self) -> None:
-        """End the processes of the rewards, and of an environment that answers responses."""
+        """End the processes of rewards and of an environment."""
         self._backends.close()
         if self._rewards is not None:
             self._rewards.close()
 
-    def _is_answer_right(self, measured: Mapping[str, float]) -> bool | None:
+    def _is_answer_right(self, measures: Mapping[str, float]) -> bool | None:
         """Return True if the judge or all rules accept the answer, or the episode is a success.
 
-        Return None if the run has no judge, no rule of the kinds ``RIGHT`` and no episodes.
+        Return None if the run has no judge, no rule of ``RIGHT_OR_WRONG`` and no episodes.
         """
         for name in ("gold/exact", SUCCESS):
-            if name in measured:
-                return bool(measured[name])
+            if name in measures:
+                return bool(measures[name])
         kinds = {name: part.kind for name, part in self.config.rewards.items()}
-        rules = [measured[f"parts/{name}"] for name, kind in kinds.items() if kind in RIGHT]
+        names = [name for name, kind in kinds.items() if kind in RIGHT_OR_WRONG]
+        rules = [measures[f"parts/{name}"] for name in names]
         return all(score == 1 for score in rules) if rules else None
 
     def _build_policy(self, source: ModelSource) -> AnyEngine:
@@ -218,20 +219,20 @@ class Evaluator:
 
 
 def policy_folders(run_dir: Path) -> dict[str, Path]:
-    """Return the folder of each of a run's policies, by name, in training order.
+    """Return the folders of a run's policies by name, in training order.
 
     Raises:
         CheckpointError: if the run has no policy.
     """
-    found = {policy.name: run_dir / policy.folder for policy in POLICIES}
-    found = {name: folder for name, folder in found.items() if folder.is_dir()}
+    folders = {policy.name: run_dir / policy.folder for policy in POLICIES}
+    found = {name: folder for name, folder in folders.items() if folder.is_dir()}
     if not found:
-        places = ", ".join(policy.folder for policy in POLICIES)
-        raise CheckpointError(f"{run_dir} has no policy: none of {places}")
+        names = ", ".join(policy.folder for policy in POLICIES)
+        raise CheckpointError(f"{run_dir} has no policy: none of {names} exists")
     return found
 
 
 def last_trained_policy(run_dir: Path) -> tuple[str, Path]:
-    """Return name and folder of a run's last trained policy; weight averages do not count."""
+    """Return the name and folder of a run's last trained policy, not of an average of weights."""
     trained = {policy.name for policy in TRAINED}
-    return [each for each in policy_folders(run_dir).items() if each[0] in trained][-1]
+    return [item for item in policy_folders(run_dir).items() if item[0] in trained][-1]

@@ -1,7 +1,7 @@
-"""Choose among several responses to each prompt with the reward model of a run.
+"""Let the reward model of a run choose among several responses to each prompt.
 
 The file has the columns of RewardBench 2 (https://arxiv.org/abs/2506.01937), one JSON object per
-line: ``prompt``, ``chosen`` (all good responses), ``rejected``, and perhaps ``subset`` and ``id``.
+line: ``prompt``, ``chosen`` (all good responses), ``rejected``; optionally ``subset`` and ``id``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ResponsesRow(BaseModel):
 
 
 def read_responses(file: Path) -> list[ResponsesRow]:
-    """Return the rows of a file; raise DataError with the row, the column and the rule."""
+    """Read the rows of a file; raise a DataError that names the row, the column and the rule."""
 
     def error(row: int, reason: str) -> DataError:
         return DataError(f"--best-of {file}: row {row}: {reason}")
@@ -57,7 +57,7 @@ def read_responses(file: Path) -> list[ResponsesRow]:
 def score_rows(
     context: RunContext, model: ValueModel, rows: Sequence[ResponsesRow], *, micro: int
 ) -> Iterator[RankedRow]:
-    """Yield each row with the scores of its good and of its bad responses."""
+    """Yield for each row the scores of its good and of its bad responses."""
     encoder = Encoder(context.tokenizer, context.config.data.template)
     device, pad_id = context.ranks.device, int(context.tokenizer.pad_token_id)
     for row in rows:
@@ -66,10 +66,10 @@ def score_rows(
         encoded = [piece for (piece,) in encoder.encode_pieces(pieces)]
         for start in range(0, len(texts), micro):
             context.heartbeat.beat()
-            part = encoded[start : start + micro]
-            ids, lengths = [a + b for a, b in part], [len(prompt) for prompt, _ in part]
+            chunk = encoded[start : start + micro]
+            ids, lengths = [prompt + text for prompt, text in chunk], [len(p) for p, _ in chunk]
             batch = collate_sequences(ids, lengths, pad_id=pad_id, device=device)
             with model.evaluating():
                 scores += end_scores(model(batch.ids_BS), batch.attend_BS).tolist()
-        good = len(row.chosen)
-        yield RankedRow(row.subset, row.id, scores[:good], scores[good:])
+        num_good = len(row.chosen)
+        yield RankedRow(row.subset, row.id, scores[:num_good], scores[num_good:])

@@ -21,7 +21,7 @@ from rlhf.base.intervals import wilson_interval
 DRAWS = 2000  # bootstrap samples
 PERCENTILES = (2.5, 97.5)
 NEWTON_STEPS = 25
-REPEATED = 4  # words per n-gram for ``repeated_ngram_share``
+REPEATED_N = 4  # words per n-gram for ``repeated_ngram_share``
 
 StoredRow = Mapping[str, Any]
 
@@ -29,12 +29,12 @@ StoredRow = Mapping[str, Any]
 def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> dict[str, Any]:
     """Return means, 95 % intervals, diversity and pass@k of a model's answers with one decoding.
 
-    ``judges`` are parts of ``rewards`` with weight 0, which judge the score.
+    ``judges`` are names of parts of ``rewards`` with weight 0, which serve as judges of the score.
     """
     by_prompt: defaultdict[str, list[StoredRow]] = defaultdict(list)
     for row in rows:
         by_prompt[row["prompt"]].append(row)
-    scores = [float(np.mean([row["score"] for row in each])) for each in by_prompt.values()]
+    scores = [float(np.mean([row["score"] for row in group])) for group in by_prompt.values()]
     is_share = all(row["score"] in (0, 1) for row in rows)
     figures: dict[str, Any] = {
         "prompts": len(by_prompt),
@@ -50,24 +50,24 @@ def answer_statistics(rows: Sequence[StoredRow], judges: Sequence[str] = ()) -> 
         "distinct_2": distinct_ngram_ratio(rows, 2),
         "repeated_share": float(np.mean([repeated_ngram_share(row["response"]) for row in rows])),
     }
-    named = {key for row in rows for key in row if key.startswith(("gold/", "parts/"))}
-    figures |= {key: _mean(rows, key) for key in sorted(named)}
+    score_keys = {key for row in rows for key in row if key.startswith(("gold/", "parts/"))}
+    figures |= {key: _mean(rows, key) for key in sorted(score_keys)}
     if all(row["right"] is not None for row in rows):
-        right = [[bool(row["right"]) for row in each] for each in by_prompt.values()]
+        right = [[bool(row["right"]) for row in group] for group in by_prompt.values()]
         samples = min(map(len, right))
         figures["pass_at"] = {
-            str(k): float(np.mean([estimate_pass_at_k(each, k) for each in right]))
+            str(k): float(np.mean([estimate_pass_at_k(flags, k) for flags in right]))
             for k in (1, 2, 4, 8, 16, 32)
             if k <= samples
         }
-        figures["right_ci"] = share_interval([float(np.mean(each)) for each in right])
+        figures["right_ci"] = share_interval([float(np.mean(flags)) for flags in right])
     if min(map(len, by_prompt.values())) > 1:
-        of_prompts = list(by_prompt.values())
-        if "gold/gold" in named:
-            figures |= best_of_n_statistics(of_prompts, "gold/gold")
+        groups = list(by_prompt.values())
+        if "gold/gold" in score_keys:
+            figures |= best_of_n_statistics(groups, "gold/gold")
         if judges:
             figures["by_judge"] = {
-                name: best_of_n_statistics(of_prompts, f"parts/{name}") for name in judges
+                name: best_of_n_statistics(groups, f"parts/{name}") for name in judges
             }
     return figures
 
@@ -78,31 +78,31 @@ def win_rate(rows: Sequence[StoredRow], model: str, against: str) -> dict[str, A
     ``controlled`` is the win rate that a logistic regression of wins on the length difference
     predicts at equal length (https://arxiv.org/abs/2404.04475, with only the term for length).
     """
-    mine, theirs = (
+    ours, theirs = (
         {(row["prompt"], row["sample"]): row for row in rows if row["model"] == name}
         for name in (model, against)
     )
     wins: defaultdict[str, list[float]] = defaultdict(list)
-    longer: defaultdict[str, list[float]] = defaultdict(list)
-    for key in mine.keys() & theirs.keys():
-        one, other = mine[key], theirs[key]
-        wins[key[0]].append(0.5 + 0.5 * np.sign(one["score"] - other["score"]))
-        longer[key[0]].append(one["tokens"] - other["tokens"])
+    extra_tokens: defaultdict[str, list[float]] = defaultdict(list)
+    for key in ours.keys() & theirs.keys():
+        row, rival = ours[key], theirs[key]
+        wins[key[0]].append(0.5 + 0.5 * np.sign(row["score"] - rival["score"]))
+        extra_tokens[key[0]].append(row["tokens"] - rival["tokens"])
     prompts = sorted(wins)
     rates = [float(np.mean(wins[prompt])) for prompt in prompts]
-    lengths = [float(np.mean(longer[prompt])) for prompt in prompts]
+    length_differences = [float(np.mean(extra_tokens[prompt])) for prompt in prompts]
     return {
         "model": model,
         "against": against,
         "prompts": len(rates),
         "rate": float(np.mean(rates)),
         "ci": share_interval(rates),
-        "controlled": win_rate_at_equal_length(rates, lengths),
+        "controlled": win_rate_at_equal_length(rates, length_differences),
     }
 
 
 def win_rates(rows: Sequence[StoredRow], models: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the win rate of every later model against every earlier one."""
+    """Return the win rate of every model against every earlier model."""
     return [win_rate(rows, later, earlier) for earlier, later in combinations(models, 2)]
 
 
@@ -110,7 +110,7 @@ def bootstrap_interval(values: Sequence[float]) -> list[float]:
     """Return the 95 % bootstrap interval of the mean of ``values``, one value per prompt."""
     array = np.asarray(values, dtype=float)
     chosen = np.random.default_rng(0).integers(len(array), size=(DRAWS, len(array)))
-    return [float(each) for each in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
+    return [float(end) for end in np.percentile(array[chosen].mean(axis=1), PERCENTILES)]
 
 
 def share_interval(shares: Sequence[float]) -> list[float]:
@@ -118,12 +118,12 @@ def share_interval(shares: Sequence[float]) -> list[float]:
     return list(wilson_interval(sum(shares), len(shares)))
 
 
-def win_rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -> float:
+def win_rate_at_equal_length(rates: Sequence[float], differences: Sequence[float]) -> float:
     """Return the win rate that a logistic regression on length differences predicts at 0."""
-    spread = float(np.std(lengths))
+    spread = float(np.std(differences))
     if spread == 0:
         return float(np.mean(rates))
-    x = np.stack([np.ones(len(rates)), np.tanh(np.asarray(lengths) / spread)], axis=1)
+    x = np.stack([np.ones(len(rates)), np.tanh(np.asarray(differences) / spread)], axis=1)
     y, theta = np.asarray(rates), np.zeros(2)
     for _ in range(NEWTON_STEPS):  # ridge penalty of 1e-2, since outcomes can be separable
         p = 1 / (1 + np.exp(-x @ theta))
@@ -134,7 +134,7 @@ def win_rate_at_equal_length(rates: Sequence[float], lengths: Sequence[float]) -
 
 
 def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
-    """Estimate pass@k from the samples of a prompt (https://arxiv.org/abs/2107.03374)."""
+    """Estimate a prompt's pass@k from flags of right answers (https://arxiv.org/abs/2107.03374)."""
     wrong = len(right) - sum(right)
     return 1 - math.comb(wrong, k) / math.comb(len(right), k)
 
@@ -142,9 +142,9 @@ def estimate_pass_at_k(right: Sequence[bool], k: int) -> float:
 def best_of_n_statistics(by_prompt: Sequence[Sequence[StoredRow]], gold: str) -> dict[str, Any]:
     """Return two statistics of how well the score chooses among the answers to a prompt.
 
-    ``gold`` names the gold score in the rows. ``best_of`` is the mean gold score of the
-    highest-scoring of n answers, over all choices of n. ``agreement`` is the share of prompts whose
-    answer of highest score has the highest gold score.
+    ``gold`` is the key of the gold score in the rows. ``best_of`` is by n the mean gold score of
+    the answer with the highest score among n, over all choices of n answers. ``agreement`` is the
+    share of prompts whose answer with the highest score has the highest gold score.
     """
     ranked = [
         [row[gold] for row in sorted(rows, key=lambda row: row["score"])] for rows in by_prompt
@@ -184,32 +184,32 @@ def best_of_k_statistics(rows: Sequence[RankedRow]) -> dict[str, dict[str, Any]]
     subsets: defaultdict[str, list[RankedRow]] = defaultdict(list)
     for row in rows:
         subsets[row.subset].append(row)
-    found: dict[str, dict[str, Any]] = {}
-    for name, each in subsets.items():
-        credits = [row.credit for row in each]
-        found[name] = {
-            "prompts": len(each),
-            "responses": float(np.mean([len(row.good) + len(row.bad) for row in each])),
-            "chance": float(np.mean([len(r.good) / (len(r.good) + len(r.bad)) for r in each])),
+    figures: dict[str, dict[str, Any]] = {}
+    for name, group in subsets.items():
+        credits = [row.credit for row in group]
+        figures[name] = {
+            "prompts": len(group),
+            "responses": float(np.mean([len(row.good) + len(row.bad) for row in group])),
+            "chance": float(np.mean([len(r.good) / (len(r.good) + len(r.bad)) for r in group])),
             "accuracy": float(np.mean(credits)),
             "accuracy_ci": share_interval(credits),
         }
-        if any(row.id.startswith("tied:") for row in each):
-            found[name]["ties_score"] = ties_score(each)
-    return found
+        if any(row.id.startswith("tied:") for row in group):
+            figures[name]["ties_score"] = ties_score(group)
+    return figures
 
 
 def ties_score(rows: Sequence[RankedRow]) -> float:
     """Return the score of RewardBench 2's subset Ties (https://arxiv.org/abs/2506.01937, 3.2).
 
-    The id of a prompt with many good responses is tied:N, of a similar prompt with one it is ref:N.
-    All good responses should score above bad ones, and differ less from each other than from these.
+    A prompt with many good responses has the id tied:N, a similar prompt with one has ref:N. All
+    good responses should score above the bad ones, with smaller gaps among them than to the bad.
     """
     tied, ref = (
-        {row.id.partition(":")[2]: row for row in rows if row.id.startswith(kind)}
-        for kind in ("tied:", "ref:")
+        {row.id.partition(":")[2]: row for row in rows if row.id.startswith(prefix)}
+        for prefix in ("tied:", "ref:")
     )
-    accuracies = [np.mean([row.gap > 0 for row in each.values()]) for each in (tied, ref) if each]
+    accuracies = [np.mean([r.gap > 0 for r in by_id.values()]) for by_id in (tied, ref) if by_id]
     both = sorted(tied.keys() & ref.keys())
     spread = np.array([max(tied[key].good) - min(tied[key].good) for key in both])
     gap = np.array([tied[key].gap for key in both])
@@ -217,18 +217,18 @@ def ties_score(rows: Sequence[RankedRow]) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         margin = np.nan_to_num(np.tanh(hard / spread - 1))
     terms = zip((0.2, 0.2, 0.01), (gap > spread, hard > spread, margin), strict=True)
-    margins = sum(weight * np.mean(each) for weight, each in terms) if both else 0.0
+    margins = sum(weight * np.mean(term) for weight, term in terms) if both else 0.0
     return float(0.3 * sum(accuracies) + margins)
 
 
 def expected_best_of_n(ranked: Sequence[float], n: int) -> float:
-    """Return the mean best value over all choices of n values; ``ranked`` has the best last.
+    """Return the mean value of the best of n items, over all choices of n; the best is ranked last.
 
-    A value with i values before it is the best in C(i, n - 1) of the C(N, n) choices. This is the
+    An item with i items before it is the best in C(i, n - 1) of the C(N, n) choices. This is the
     unbiased estimator of Gao et al. (https://arxiv.org/abs/2210.10760, appendix).
     """
-    chosen = (math.comb(below, n - 1) * value for below, value in enumerate(ranked))
-    return sum(chosen) / math.comb(len(ranked), n)
+    weighted = (math.comb(below, n - 1) * value for below, value in enumerate(ranked))
+    return sum(weighted) / math.comb(len(ranked), n)
 
 
 def distinct_ngram_ratio(rows: Iterable[StoredRow], n: int) -> float:
@@ -238,8 +238,8 @@ def distinct_ngram_ratio(rows: Iterable[StoredRow], n: int) -> float:
 
 
 def repeated_ngram_share(text: str) -> float:
-    """Return the share of a text's n-grams of ``REPEATED`` words that occur earlier in the text."""
-    grams = _ngrams(text, REPEATED)
+    """Return the share of a text's ``REPEATED_N``-grams of words that occur earlier in the text."""
+    grams = _ngrams(text, REPEATED_N)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -252,14 +252,14 @@ def reward_model_statistics(margins: Sequence[float], *, bins: int = 10) -> dict
     """
     array = np.asarray(margins, dtype=float)
     right, certainty = (array > 0).astype(float), 1 / (1 + np.exp(-np.abs(array)))
-    parts = np.array_split(np.argsort(certainty), min(bins, len(array)))
+    groups = np.array_split(np.argsort(certainty), min(bins, len(array)))
     calibration = [
         {
-            "certainty": float(certainty[part].mean()),
-            "right": float(right[part].mean()),
-            "pairs": len(part),
+            "certainty": float(certainty[group].mean()),
+            "right": float(right[group].mean()),
+            "pairs": len(group),
         }
-        for part in parts
+        for group in groups
     ]
     every_B = torch.ones(len(array), dtype=torch.bool)
     error = calibration_error(calibration_bins(torch.from_numpy(array), every_B))
@@ -278,4 +278,4 @@ def _mean(rows: Sequence[StoredRow], key: str) -> float:
 
 def _ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     words = text.split()
-    return [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+    return [tuple(words[start : start + n]) for start in range(len(words) - n + 1)]

@@ -1,1 +1,1 @@
-"""python -m rlhf.gpu_check: check what this project does on the GPU of this machine."""
+"""Checks what this project does on the GPU of this machine: ``python -m rlhf.gpu_check``."""

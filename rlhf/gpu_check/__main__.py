@@ -38,7 +38,7 @@ def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) 
     """Run the parts of ``check``, print their rows, and write and return the results.
 
     Raises:
-        ConfigError: if ``folder`` is not empty.
+        ConfigError: if ``folder`` exists and is not an empty folder.
         CapabilityError: if this machine has no GPU that torch can use.
     """
     from rlhf.engine.devices import check_gpus
@@ -46,11 +46,11 @@ def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) 
     try:
         check_gpus(1)
     except CapabilityError as error:
-        why = str(error).removeprefix("hardware.device=cuda: ")
-        raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {why}") from error
+        reason = str(error).removeprefix("hardware.device=cuda: ")
+        raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {reason}") from error
     require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"OUT_FOLDER={folder}: is not empty; name a new folder")
+        raise ConfigError(f"OUT_FOLDER={folder}: is not an empty folder; name a new one")
     folder.mkdir(parents=True, exist_ok=True)
     console, end = Console(), time.monotonic() + seconds
     for part in check.parts:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_command_parser("rlhf.gpu_check", __doc__, has_json=True)
     parser.add_argument("out", nargs="?", metavar="OUT_FOLDER", help="default: runs/gpu_check/TIME")
     parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in parts])
-    parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="limit for all parts")
     parser.add_argument("--size", choices=list(Size), type=Size, default=Size.full)
     options = parser.parse_args(arguments)
 

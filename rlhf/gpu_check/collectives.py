@@ -20,14 +20,14 @@ from rlhf.run.console import Console
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)
 ELEMENTS = 1 << 20  # elements per rank: more than NCCL sends in one piece
-REPEATS = 5
+REPEATS = 5  # all-reduces that are timed
 
 
 def differing_results(ranks: Ranks, dtype: torch.dtype) -> list[str]:
     """Return the names of the collectives whose results on this rank are not as expected."""
-    size, here = ranks.size, ranks.rank + 1
-    own_N = torch.full((ELEMENTS,), here, dtype=dtype, device=ranks.device)
-    # Slice r of this tensor is what rank r has in own_N.
+    size, value = ranks.size, ranks.rank + 1
+    own_N = torch.full((ELEMENTS,), value, dtype=dtype, device=ranks.device)
+    # Slice r of this tensor is own_N of rank r.
     every_M = torch.arange(1, size + 1, device=ranks.device).to(dtype).repeat_interleave(ELEMENTS)
     total = size * (size + 1) // 2
 
@@ -37,21 +37,21 @@ def differing_results(ranks: Ranks, dtype: torch.dtype) -> list[str]:
     dist.reduce_scatter_tensor(scattered, every_M)
     dist.all_gather_into_tensor(gathered, own_N)
     dist.all_to_all_single(exchanged, own_N.repeat(size))
-    found = {
+    results = {  # name -> result, expected
         "sum": (ranks.sum(own_N), total),
         "sum of a tensor on the host": (ranks.sum(own_N.cpu()), total),
         "maximum": (ranks.max(own_N), size),
         "broadcast": (to_all, size),
-        "reduce-scatter": (scattered, size * here),
+        "reduce-scatter": (scattered, size * value),
         "all-gather": (gathered, every_M),
         "all-to-all": (exchanged, every_M),
-        "all-gather of objects": (torch.tensor(ranks.all_gather(here)), torch.arange(1, size + 1)),
+        "all-gather of objects": (torch.tensor(ranks.all_gather(value)), torch.arange(1, size + 1)),
     }
-    return [f"{name} in {dtype}" for name, (x, right) in found.items() if not (x == right).all()]
+    return [f"{name} in {dtype}" for name, (x, y) in results.items() if not (x == y).all()]
 
 
 def _gigabytes_per_second(ranks: Ranks) -> float:
-    """Return the bytes that each rank sends per second while all ranks sum 64 MiB."""
+    """Return the GB/s that each rank sends in a ring while all ranks sum tensors of 64 MiB."""
     tensor_N = torch.zeros(1 << 24, device=ranks.device)
     dist.all_reduce(tensor_N)  # connects the ranks
     torch.cuda.synchronize()
@@ -63,13 +63,14 @@ def _gigabytes_per_second(ranks: Ranks) -> float:
 
 
 def main() -> None:
-    """Check each precision on all ranks; exit with code 1 if a result is wrong on one of them."""
+    """Check each precision on all ranks; exit with code 1 if a result is wrong on any of them."""
     quieten_libraries()
     select_device(Device.cuda)
     start_process_group(Device.cuda)
     ranks = current_ranks(Device.cuda)
-    here = [each for dtype in DTYPES for each in differing_results(ranks, dtype)]
-    wrong = [f"rank {rank}: {each}" for rank, each in enumerate(ranks.all_gather(here)) if each]
+    differing = [name for dtype in DTYPES for name in differing_results(ranks, dtype)]
+    gathered = ranks.all_gather(differing)
+    wrong = [f"rank {rank}: {names}" for rank, names in enumerate(gathered) if names]
     rate = _gigabytes_per_second(ranks)
     console = Console(quiet=not ranks.is_main)
     console.say("; ".join(wrong) or f"right in {len(DTYPES)} precisions; {rate:.1f} GB/s")

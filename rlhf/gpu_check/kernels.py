@@ -30,9 +30,9 @@ from rlhf.kernels.kernel_checks import Pairs, replaced_kernels
 
 GPU = torch.device("cuda", 0)
 SHAPES: Mapping[str, Any] = read_yaml_beside(__file__, "shapes.yaml")
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-REPEATS = 10
-FEW = 256  # rows to compare: fp64 copies of more rows may not fit into the GPU's memory
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+REPEATS = 10  # launches that are timed
+MOST_ROWS = 256  # rows to compare: fp64 copies of more rows may not fit into memory
 # Largest relative errors that rounding explains, in Euclidean norms.
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -42,23 +42,23 @@ def check_kernels(_: Path, size: Size) -> Iterator[Task]:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     sizes = SHAPES["kernels"][size]
     for (tokens, vocabulary), dtype in product(sizes["logits"], (bf16, fp32)):
-        name = f"log-probs, {tokens} x {vocabulary}, {NAMES[dtype]}"
+        name = f"log-probs, {tokens} x {vocabulary}, {DTYPE_NAMES[dtype]}"
         yield name, partial(_check_logprobs, tokens, vocabulary, dtype)
     for cache, dtype in product(sizes["caches"], (bf16, fp16, fp32)):
         rows, heads, kv_heads, head, columns = cache
         gib = 2 * rows * kv_heads * columns * head * dtype.itemsize / 2**30
         name = f"{rows} rows, {heads}/{kv_heads} heads of {head}, KV cache {gib:.2g} GiB"
-        yield f"attention, {name}, {NAMES[dtype]}", partial(_check_attention, cache, dtype)
+        yield f"attention, {name}, {DTYPE_NAMES[dtype]}", partial(_check_attention, cache, dtype)
     for moments in (fp32, bf16):
         check = partial(_check_adamw, sizes["weights"], moments)
-        yield f"AdamW, moments in {NAMES[moments]}", check
+        yield f"AdamW, moments in {DTYPE_NAMES[moments]}", check
 
 
 def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False) -> float:
     """Return the mean seconds of REPEATS launches, after a first launch that may compile.
 
-    ``in_graph`` replays a CUDA graph of the launches, as decoding does: without it a small kernel
-    takes as long as its launch by Python.
+    ``in_graph`` replays a CUDA graph of the launches, as decoding does: without a graph, a small
+    kernel takes as long as its launch by Python.
     """
     launch()
 
@@ -80,33 +80,33 @@ def _seconds_per_launch(launch: Callable[[], object], *, in_graph: bool = False)
 
 
 def _replaced_row(name: str) -> CheckRow:
-    """Return the row of a kernel that torch replaces: failed if wrong, else skipped."""
+    """Return the row of a kernel that torch replaces: failed for a large error, else skipped."""
     line = next(line for line in replaced_kernels() if f"replaces {name}" in line)
     is_wrong = "its error is" in line
     return checked_row(False, line, "as torch") if is_wrong else skipped_row(line)
 
 
 def _worst_errors(names: Iterable[str], pairs: Pairs) -> dict[str, float]:
-    """Return the largest |found - expected| / |expected|, in Euclidean norms, of each name."""
-    found: defaultdict[str, list[Tensor]] = defaultdict(list)
-    for name, (ours, theirs) in zip(names, pairs, strict=False):
-        expected = theirs.double()
-        found[name].append((ours.double() - expected).norm() / expected.norm())
-    return {name: float(torch.stack(each).max()) for name, each in found.items()}  # keeps NaN
+    """Return by name the largest |result - expected| / |expected| of a pair, in Euclidean norms."""
+    errors: defaultdict[str, list[Tensor]] = defaultdict(list)
+    for name, (result, torch_result) in zip(names, pairs, strict=False):
+        expected = torch_result.double()
+        errors[name].append((result.double() - expected).norm() / expected.norm())
+    return {name: float(torch.stack(norms).max()) for name, norms in errors.items()}  # keeps NaN
 
 
 def _build_row(
-    errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved: float
+    errors: Mapping[str, float], allowed: Mapping[str, float], seconds: float, moved_bytes: float
 ) -> CheckRow:
     """Return a row with errors and bandwidth; it passes if no error exceeds ``allowed``."""
     shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     bounds = ", ".join(f"{name} {bound:.0e}" for name, bound in allowed.items())
     return checked_row(
         all(errors[name] <= bound for name, bound in allowed.items()),
-        f"{shown}; {1e3 * seconds:.2f} ms, {moved / seconds / 1e9:,.0f} GB/s",
+        f"{shown}; {1e3 * seconds:.2f} ms, {moved_bytes / seconds / 1e9:,.0f} GB/s",
         f"relative errors up to {bounds}",
         seconds=seconds,
-        bytes_per_second=moved / seconds,
+        bytes_per_second=moved_bytes / seconds,
         **errors,
     )
 
@@ -118,7 +118,7 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRo
         return _replaced_row("log-probs")
     torch.manual_seed(1)
     names = ("log-sum-exp", "entropy", "logit", "gradient")
-    errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, compared=FEW))
+    errors = _worst_errors(names, compare_logprobs(kernel, rows=logits_NV, compared=MOST_ROWS))
     ids_N, outs = torch.randint(vocabulary, (tokens,), device=GPU), torch.zeros(3, tokens)
     reduce = partial(kernel.reduce_logits, logits_NV.normal_(), ids_N, scale=1.0)
     seconds = _seconds_per_launch(partial(reduce, outs=tuple(outs.to(GPU))))
@@ -138,11 +138,11 @@ def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, dtype=dtype, device=GPU)
     query, key, value = torch.split(joint_BHD, [heads, kv_heads, kv_heads], dim=1)
     positions_B = torch.randint(columns, (rows,), device=GPU)
-    moved = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
+    moved_bytes = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
     launch = partial(kernel, query, key, value, kv_cache, positions_B)
     seconds = _seconds_per_launch(launch, in_graph=True)
     allowed = dict(zip(names, (0.0, ROUNDING[dtype]), strict=True))
-    return _build_row(errors, allowed, seconds, moved)
+    return _build_row(errors, allowed, seconds, moved_bytes)
 
 
 @torch.no_grad()

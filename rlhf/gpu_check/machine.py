@@ -1,4 +1,4 @@
-"""Report the card, its driver and the package versions, on which all other figures depend."""
+"""Report the card, its driver and the package versions, on which all figures depend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _describe_card() -> CheckRow:
 
 
 def _check_free_memory() -> CheckRow:
-    free, total = (each / GIB for each in torch.cuda.mem_get_info())
+    free, total = (size / GIB for size in torch.cuda.mem_get_info())
     figure, expected = f"{free:.1f} of {total:.1f} GiB", f"at least {LEAST_FREE} GiB"
     return checked_row(free >= LEAST_FREE, figure, expected, free_gib=free, total_gib=total)
 

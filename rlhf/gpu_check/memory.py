@@ -24,17 +24,17 @@ from rlhf.phases.ppo.loop import PPOTrainer
 from rlhf.phases.ppo.rlhf_engine import RLHFEngine
 from rlhf.run.tracker import Tracker
 
-# Shares of the plan, and GiB that no plan counts: workspaces of cuBLAS (32 MiB per stream on
-# Hopper, and two streams, as captures have a separate stream) and segments that are partly used.
-LEAST, MOST, SPARE = 0.7, 1.05, 0.1
-# After step KNOWN one step may keep more bytes (a new CUDA graph), but not every step over SLACK.
-STEPS, KNOWN, SLACK = 6, 2, 1 << 16
-SHARE = 0.6  # share of the memory planned for SFT that torch may use in the part ``oom``
-RETRIED = "continuing with smaller micro-batches"
+# Shares of the planned memory, and GiB that no plan counts: workspaces of cuBLAS (32 MiB per stream
+# on Hopper, and two streams, since captures have their own) and partly used segments.
+LEAST_SHARE, MOST_SHARE, SPARE_GIB = 0.7, 1.05, 0.1
+# After step WARMUP one step may keep more bytes (a new CUDA graph), but not every step over SLACK.
+STEPS, WARMUP, SLACK = 6, 2, 1 << 16
+OOM_SHARE = 0.6  # share of the memory planned for SFT that torch may use in the part ``oom``
+RETRY_TEXT = "continuing with smaller micro-batches"  # what launch.py prints at a retry
 
 
 class LiveMemory(Tracker):
-    """A tracker that writes the peak of live tensors in each phase, in GiB, beside the run."""
+    """A tracker that writes the peak GiB of live tensors in each phase to a file beside the run."""
 
     def __init__(self, _: Any, run_dir: Path) -> None:
         self._file, self._gib = run_dir.with_suffix(".live.json"), dict[str, float]()
@@ -46,18 +46,18 @@ class LiveMemory(Tracker):
 
 
 class LessMemory(Tracker):
-    """A tracker that imitates a small GPU: torch may use only SHARE of the memory planned for SFT.
+    """A tracker that imitates a small GPU: torch may use OOM_SHARE of the memory planned for SFT.
 
     The limit stays the same when the run is retried, so smaller micro-batches may fit.
     """
 
     def __init__(self, _: Any, run_dir: Path) -> None:
         total = torch.cuda.get_device_properties(0).total_memory / GIB
-        torch.cuda.set_per_process_memory_fraction(SHARE * planned_gib(run_dir, "sft") / total)
+        torch.cuda.set_per_process_memory_fraction(OOM_SHARE * planned_gib(run_dir, "sft") / total)
 
 
 def check_memory(folder: Path, size: Size) -> Iterator[Task]:
-    """Yield a task for each phase of each run, and one for steps with the first run's models."""
+    """Yield a task for each phase of each run, and one for PPO steps with models of the first."""
     # Small models fit beside each other; a full one may need the whole card.
     pool = SIDE_BY_SIDE if size is Size.tiny else ThreadPoolExecutor(1)
     runs: Mapping[str, str] = RUNS["memory"][size]
@@ -65,9 +65,9 @@ def check_memory(folder: Path, size: Size) -> Iterator[Task]:
     for number, words in enumerate(runs.values(), start=1):
         run = partial(_run_on_trained, started[-1]) if "model=pretrained" in words else run_to_end
         started.append(pool.submit(run, folder / f"shape_{number}", f"FEW {words}"))
-    for (name, words), ended in zip(runs.items(), started, strict=True):
+    for (name, words), run_future in zip(runs.items(), started, strict=True):
         for phase in ["sft"] if "phase=sft" in words else ["sft", "reward", "ppo"]:
-            yield f"{name}: {phase}", partial(_compare_with_plan, ended, phase)
+            yield f"{name}: {phase}", partial(_compare_with_plan, run_future, phase)
     yield f"growth over {STEPS} PPO steps", partial(_check_growth, folder / "shape_1")
 
 
@@ -81,9 +81,9 @@ def _compare_with_plan(run: Future[EndedRun], phase: str) -> CheckRow:
     live = json.loads(ended.run_dir.with_suffix(".live.json").read_text())[phase]
     planned = planned_gib(ended.run_dir, phase)
     return checked_row(
-        LEAST * planned - SPARE <= measured <= MOST * planned + SPARE,
+        LEAST_SHARE * planned - SPARE_GIB <= measured <= MOST_SHARE * planned + SPARE_GIB,
         f"{measured:.3f} GiB, {live:.3f} of it live tensors; {measured / planned:.0%} of the plan",
-        f"{LEAST:.0%} to {MOST:.0%} of {planned:.3f} GiB (± {SPARE} GiB)",
+        f"{LEAST_SHARE:.0%} to {MOST_SHARE:.0%} of {planned:.3f} GiB (± {SPARE_GIB} GiB)",
         measured_gib=measured,
         live_gib=live,
         planned_gib=planned,
@@ -100,10 +100,10 @@ def _check_growth(run_dir: Path) -> CheckRow:
     for step in range(STEPS):
         trainer.train_rlhf(trainer.generate_experience(engine.prompts(texts, step=step)))
         live.append(torch.cuda.memory_allocated())
-    growth = min(later - earlier for earlier, later in pairwise(live[KNOWN - 1 :]))
+    growth = min(later - earlier for earlier, later in pairwise(live[WARMUP - 1 :]))
     return checked_row(
         growth <= SLACK,
-        f"{live[KNOWN - 1] / GIB:.3f} GiB after step {KNOWN}, {live[-1] / GIB:.3f} after the last; "
+        f"{live[WARMUP - 1] / GIB:.3f} GiB after step {WARMUP}, {live[-1] / GIB:.3f} at the end; "
         f"{growth / 2**10:+.0f} KiB or more in every step",
         f"at most {SLACK / 2**10:+.0f} KiB",
         growth_bytes=growth,
@@ -111,20 +111,20 @@ def _check_growth(run_dir: Path) -> CheckRow:
 
 
 def check_oom(folder: Path, size: Size) -> Iterator[Task]:
-    """Yield two tasks: the run that must be retried, and the run that must end with an error."""
+    """Yield two tasks: a run that must be retried, and a run that must end with an error."""
     words = RUNS["oom"][size]
     retried, stopped = (
         SIDE_BY_SIDE.submit(run_to_end, folder / on_oom, f"{words} hardware.on_oom={on_oom}")
         for on_oom in ("reduce_micro_batch", "stop")
     )
     yield "hardware.on_oom=reduce_micro_batch", partial(_check_retry, retried)
-    (batch,) = (word for word in expand_words(words) if word.startswith("sft.micro_batch_size="))
-    yield "hardware.on_oom=stop", partial(_check_error, stopped, batch)
+    (override,) = (word for word in expand_words(words) if word.startswith("sft.micro_batch_size="))
+    yield "hardware.on_oom=stop", partial(_check_error, stopped, override)
 
 
 def _check_retry(run: Future[EndedRun]) -> CheckRow:
     ended = run.result()
-    sft, times = load_frozen_config(ended.finished_dir).sft, ended.output.count(RETRIED)
+    sft, times = load_frozen_config(ended.finished_dir).sft, ended.output.count(RETRY_TEXT)
     return checked_row(
         times > 0 and sft.micro_batch_size is not None and sft.micro_batch_size < sft.batch_size,
         f"retried {times} times; micro-batch {sft.batch_size} became {sft.micro_batch_size}",
@@ -134,8 +134,8 @@ def _check_retry(run: Future[EndedRun]) -> CheckRow:
     )
 
 
-def _check_error(run: Future[EndedRun], batch: str) -> CheckRow:
-    ended, begin = run.result(), f"sft: out of memory with {batch}"
+def _check_error(run: Future[EndedRun], override: str) -> CheckRow:
+    ended, begin = run.result(), f"sft: out of memory with {override}"
     return checked_row(
         ended.code == USER_ERROR and ended.last_line.startswith(begin),
         f"exit code {ended.code}: {ended.last_line}",

@@ -1,4 +1,4 @@
-"""Compare runs on the GPU, with every engine, precision and number of ranks, with runs on the CPU.
+"""Compare GPU runs of every engine, precision and number of ranks with runs on the CPU.
 
 The parts ``pipelines`` (one GPU) and ``ranks`` (several) have their runs in runs.yaml.
 """
@@ -23,14 +23,14 @@ from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_
 from rlhf.options.replay.weight_digests import digest_of_slice
 from rlhf.run.phase_state import checkpoint_folder, load_checkpoint
 
-# Largest relative difference from the CPU's last losses of SFT and of the reward model.
-# The difference for bf16 is twice the unit roundoff of bf16.
-SHARES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
-ERRORS = 4  # standard errors by which mean scores may differ: rounding changes some tokens
+# Largest relative differences from the CPU's last losses of SFT and of the reward model; for bf16,
+# twice its unit roundoff.
+LOSS_TOLERANCES = {Dtype.fp32: 1e-3, Dtype.bf16: 8e-3, Dtype.fp16: 8e-3}
+MOST_STANDARD_ERRORS = 4  # between mean scores, since rounding changes some tokens
 RESPONSES = 16  # ppo.rollout_batch_size of experiment=smoke
 LOSSES = {"sft/loss": "SFT", "reward/loss": "reward model", "ppo/score_mean": "score"}
 SCORE_STD = "ppo/score_std"
-MOST_RANKS = 8  # experiment=smoke has batches of 8 and of multiples of 8
+MOST_RANKS = 8  # experiment=smoke has batches of 8 or a multiple
 
 Losses = Mapping[str, float]  # the last values of LOSSES and SCORE_STD that a run has logged
 
@@ -46,7 +46,7 @@ def check_ranks(folder: Path, _: Size) -> Iterator[Task]:
     if count == 1:
         yield "two GPUs", partial(skipped_row, "this machine has one GPU")
         return
-    ranks = 1 << (count.bit_length() - 1)  # a power of two, as batches are
+    ranks = 1 << (count.bit_length() - 1)  # a power of two, which divides the batches
     yield f"collectives of {ranks} ranks", partial(_check_collectives, ranks)
     # Two at a time, since each of these runs uses all GPUs.
     shared = f"TINY STORED hardware.ranks_per_node={ranks}"
@@ -59,8 +59,8 @@ def _compare_with_cpu(
     """Start the runs of ``part``; a run on the CPU precedes the runs that are compared with it."""
     started = {}
     for name, words in words_by_run(part).items():
-        place = folder / name.replace(",", "").replace(" ", "_")
-        started[name] = pool.submit(run_to_end, place, f"{shared} {words}")
+        run_dir = folder / name.replace(",", "").replace(" ", "_")
+        started[name] = pool.submit(run_to_end, run_dir, f"{shared} {words}")
     reference = next(iter(started.values()))
     for name, run in started.items():
         if name.startswith("CPU"):
@@ -71,12 +71,12 @@ def _compare_with_cpu(
 
 
 def words_by_run(part: str) -> dict[str, str]:
-    """Return the words of each run by its name, which ends with a precision of the card."""
+    """Return the launch words of each run by its name, which ends with a precision of the card."""
     half = resolve_dtype(Dtype.auto, Device.cuda)
-    named = {name.replace("HALF", half): words for name, words in RUNS[part].items()}
+    by_name = {name.replace("HALF", half): words for name, words in RUNS[part].items()}
     return {
         name: f"{words} hardware.dtype={_precision(name)}"
-        for name, words in named.items()
+        for name, words in by_name.items()
         if half is Dtype.bf16 or _precision(name) is not Dtype.bf16
     }
 
@@ -99,30 +99,30 @@ def _report_reference_losses(ended: Future[EndedRun]) -> CheckRow:
 
 
 def _compare_losses(ended: Future[EndedRun], reference: Future[EndedRun], dtype: Dtype) -> CheckRow:
-    run, share = ended.result(), SHARES[dtype]
-    there, here = last_losses(run), last_losses(reference.result())
+    run, share = ended.result(), LOSS_TOLERANCES[dtype]
+    losses, expected = last_losses(run), last_losses(reference.result())
     wrong = "".join(f"; wrong digest: {name}" for name in differing_digests(run.run_dir))
     return checked_row(
-        losses_agree(there, here, share) and not wrong,
-        _describe_losses(there) + wrong,
-        f"losses ± {share:.1%}, score ± {score_tolerance(there, here):.2f}",
-        **there,
+        losses_agree(losses, expected, share) and not wrong,
+        _describe_losses(losses) + wrong,
+        f"losses ± {share:.1%}, score ± {score_tolerance(losses, expected):.2f}",
+        **losses,
         run_seconds=run.seconds,
     )
 
 
-def score_tolerance(there: Losses, here: Losses) -> float:
+def score_tolerance(ours: Losses, theirs: Losses) -> float:
     """Return the largest difference of two mean scores that sampling noise explains."""
-    variances = [losses.get(SCORE_STD, 0.0) ** 2 / RESPONSES for losses in (there, here)]
-    return ERRORS * math.sqrt(sum(variances))
+    variances = [losses.get(SCORE_STD, 0.0) ** 2 / RESPONSES for losses in (ours, theirs)]
+    return MOST_STANDARD_ERRORS * math.sqrt(sum(variances))
 
 
-def losses_agree(there: Losses, here: Losses, share: float) -> bool:
-    """Return True if rounding and sampling noise explain how two runs differ; False for NaN."""
-    allowed = {name: share * value for name, value in here.items()}
-    allowed["ppo/score_mean"] = score_tolerance(there, here)
-    names = [name for name in LOSSES if name in here]
-    return all(abs(there.get(name, math.nan) - here[name]) <= allowed[name] for name in names)
+def losses_agree(losses: Losses, expected: Losses, share: float) -> bool:
+    """Return True if rounding and sampling noise explain all differences; False for NaN."""
+    allowed = {name: share * value for name, value in expected.items()}
+    allowed["ppo/score_mean"] = score_tolerance(losses, expected)
+    names = [name for name in LOSSES if name in expected]
+    return all(abs(losses.get(n, math.nan) - expected[n]) <= allowed[n] for n in names)
 
 
 def _describe_losses(losses: Losses) -> str:
@@ -132,7 +132,7 @@ def _describe_losses(losses: Losses) -> str:
 def differing_digests(run_dir: Path) -> list[str]:
     """Return the parameters whose logged digest is not the digest of the stored weights.
 
-    Only the digests of steps whose checkpoints still exist are compared.
+    Only steps whose checkpoints still exist are compared.
     """
     differing = []
     for line in DIGESTS.read_lines(run_dir):
@@ -149,8 +149,8 @@ def differing_digests(run_dir: Path) -> list[str]:
 def _check_collectives(ranks: int) -> CheckRow:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={ranks}", "-m", "rlhf.gpu_check.collectives"]
-    ended = subprocess.run(
+    process = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, timeout=limit_of_run(), check=False
     )
-    printed = " ".join(ended.stdout.split()) or "nothing was printed: see log.txt"
-    return checked_row(not ended.returncode, printed, "exact sums, maxima and order of ranks")
+    printed = " ".join(process.stdout.split()) or "nothing was printed: see log.txt"
+    return checked_row(not process.returncode, printed, "exact sums, maxima and order of ranks")

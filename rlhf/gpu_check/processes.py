@@ -39,12 +39,12 @@ def run_part(
 ) -> Generator[CheckRow, None, None]:
     """Run ``part`` in a process with a new ``folder``; add each row to ``part.rows``, and yield it.
 
-    If the process crashes, or still runs after ``seconds``, a failed row with the reason follows.
+    A failed row follows if the process crashes, measures nothing or still runs after ``seconds``.
     """
     began = time.monotonic()
     if seconds <= 0:
-        why = "no time was left for it; `--only` runs it alone"
-        yield _add_failed_row(part, f"--minutes, {part.name}", why, began)
+        reason = "no time was left for this part; `--only` runs it alone"
+        yield _add_failed_row(part, f"--minutes, {part.name}", reason, began)
         return
     folder.mkdir()
     file = GrowingFile(folder / ROWS, object)
@@ -67,14 +67,14 @@ def run_part(
         code = process.wait()
     yield from _add_new_rows(part, file)
     if is_late:
-        why = f"no end in {seconds / 60:.1f} minutes, so it was killed"
+        reason = f"no end in {seconds / 60:.1f} minutes, so it was killed"
     elif code < 0:
-        why = f"ended by {signal.Signals(-code).name}"
+        reason = f"ended by {signal.Signals(-code).name}"
     elif code or not part.rows:
-        why = f"exit code {code}" if code else "it measured nothing"
+        reason = f"exit code {code}" if code else "it measured nothing"
     else:
         return
-    yield _add_failed_row(part, "the part's process", f"{why}; see {folder / LOG}", began)
+    yield _add_failed_row(part, "the part's process", f"{reason}; see {folder / LOG}", began)
 
 
 def _add_new_rows(part: CheckPart, file: GrowingFile) -> Iterator[CheckRow]:

@@ -45,25 +45,25 @@ def _killed_marker_file(run_dir: Path) -> Path:
 
 def check_resume(folder: Path, _: Size) -> Iterator[Task]:
     """Yield a task for each training engine that can run here."""
-    started = {}
+    futures = {}
     for name, words in words_by_run("resume").items():
         arguments = folder / name.partition(",")[0], f"KILLED {CUBLAS} {words}"
-        started[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *arguments)
-    yield from ((name, row.result) for name, row in started.items())
+        futures[name] = SIDE_BY_SIDE.submit(_compare_with_killed_run, *arguments)
+    yield from ((name, future.result) for name, future in futures.items())
 
 
 def _compare_with_killed_run(folder: Path, words: str) -> CheckRow:
     folder.mkdir()
     killed = run_to_end(folder / "killed", words)
     if not killed.code or not _killed_marker_file(killed.run_dir).exists():
-        return checked_row(False, f"it was not killed: {killed.last_line}", EXPECTED)
+        return checked_row(False, f"the run was not killed: {killed.last_line}", EXPECTED)
     resumed = resume_run(killed.run_dir, CUBLAS).finished_dir
     whole = _run_without_kill(folder / "whole", words)
     if not (names := differing_files(resumed, whole)):
         return checked_row(True, "equal", EXPECTED)
-    # If two runs without a kill differ too, nondeterministic kernels are the reason, not resuming.
+    # If two runs that nobody killed differ too, nondeterministic kernels are the reason.
     if differing_files(_run_without_kill(folder / "again", words), whole):
-        figure = "two runs that nobody killed differ too, although torch is deterministic"
+        figure = "two runs that nobody killed differ too, in spite of deterministic algorithms"
         return skipped_row(figure, EXPECTED)
     return checked_row(False, f"different: {', '.join(names)}", EXPECTED)
 

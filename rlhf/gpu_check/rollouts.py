@@ -24,14 +24,14 @@ from rlhf.gpu_check.runs import RUNS, SIDE_BY_SIDE, EndedRun, limit_of_run, run_
 from rlhf.options.vllm.vllm_client import START, VllmClient
 from rlhf.phases.ppo.logprob_reuse import MISMATCH
 
-PARTS = ("step", "generate", "score", "train")
-LIMITS = "--host 127.0.0.1 --gpu-memory-utilization 0.3 --max-model-len 512"
-MOST = 0.02  # nats per token, as rollout.max_logprob_mismatch
-HYBRID = "yes with parity, or no with the reason"
+TIMED = ("step", "generate", "score", "train")  # metrics time/NAME_seconds
+SERVER_OPTIONS = "--host 127.0.0.1 --gpu-memory-utilization 0.3 --max-model-len 512"
+MOST_MISMATCH = 0.02  # nats per token, as rollout.max_logprob_mismatch
+HYBRID_EXPECTED = "yes with parity, or no with the reason"
 
 
 def check_speed(folder: Path, size: Size) -> Iterator[Task]:
-    """Yield a task for each run, of which no two run at the same time."""
+    """Yield a task for each run; the runs follow one another, so that each has the GPU alone."""
     for number, (name, words) in enumerate(RUNS["speed"][size].items(), start=1):
         yield name, partial(_time_ppo_step, folder / f"run_{number}", words)
 
@@ -39,18 +39,18 @@ def check_speed(folder: Path, size: Size) -> Iterator[Task]:
 def _time_ppo_step(run_dir: Path, words: str) -> CheckRow:
     metrics = run_to_end(run_dir, words).metrics
     last = [line for line in metrics if "time/step_seconds" in line][-1]
-    seconds = {part: last[f"time/{part}_seconds"] for part in PARTS}
+    seconds = {part: last[f"time/{part}_seconds"] for part in TIMED}
     speed = last["speed/tokens_per_second"]
-    split = ", ".join(f"{part} {seconds[part]:.2f}" for part in PARTS[1:])
+    split = ", ".join(f"{part} {seconds[part]:.2f}" for part in TIMED[1:])
     return measured_row(
-        f"{speed:,.0f} tokens/s; {seconds['step']:.2f} s a step ({split})",
+        f"{speed:,.0f} tokens/s; {seconds['step']:.2f} s per step ({split})",
         tokens_per_second=speed,
         **{f"{part}_seconds": value for part, value in seconds.items()},
     )
 
 
 def check_vllm(folder: Path, _: Size) -> Iterator[Task]:
-    """Yield one task, skipped without vLLM: SFT, then PPO with a server of SFT's model."""
+    """Yield one task (skipped without vLLM): SFT, then PPO with a server of the SFT model."""
     yield "rollout=vllm_server", partial(_check_server, folder)
 
 
@@ -61,20 +61,21 @@ def _check_server(folder: Path) -> CheckRow:
     model = sft.finished_dir / "sft" / "model"
     words = "TINY RULE phase.order=[ppo] model=pretrained rollout=vllm_server"
     with _serve(model) as url:
-        places = (f"model.path={model}", f"rollout.server.url={url}")
-        ended = run_to_end(folder / "ppo", words, *places)
-    apart = max(line[MISMATCH] for line in ended.metrics if MISMATCH in line)
-    return checked_row(apart <= MOST, f"{apart:.4f} nats", f"up to {MOST}", mismatch=apart)
+        overrides = (f"model.path={model}", f"rollout.server.url={url}")
+        ended = run_to_end(folder / "ppo", words, *overrides)
+    worst = max(line[MISMATCH] for line in ended.metrics if MISMATCH in line)
+    figure, expected = f"{worst:.4f} nats", f"up to {MOST_MISMATCH}"
+    return checked_row(worst <= MOST_MISMATCH, figure, expected, mismatch=worst)
 
 
 @contextmanager
 def _serve(model: Path) -> Iterator[str]:
-    """Yield the address of a server of ``model``, which ends after the block."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """Start a server of ``model`` and yield its address; end the server after the block."""
+    with socket.create_server(("127.0.0.1", 0)) as free_socket:
+        port = free_socket.getsockname()[1]
     command = START.replace("MODEL_FOLDER", shlex.quote(str(model)))
     url, end = f"http://127.0.0.1:{port}", time.monotonic() + limit_of_run()
-    server = subprocess.Popen(["env", *shlex.split(f"{command} {LIMITS} --port {port}")])
+    server = subprocess.Popen(["env", *shlex.split(f"{command} {SERVER_OPTIONS} --port {port}")])
     try:
         while True:
             try:
@@ -106,7 +107,7 @@ def check_hybrid_engine(folder: Path, _: Size) -> Iterator[Task]:
 def _describe_hybrid_engine(run: Future[EndedRun]) -> CheckRow:
     ended = run.result()
     if ended.code == USER_ERROR:
-        return skipped_row(f"no: {ended.last_line}", HYBRID)
+        return skipped_row(f"no: {ended.last_line}", HYBRID_EXPECTED)
     steps = ended.phases["ppo"]["steps"]
     figure = f"yes: tokens and log-probs agree with the model's, {steps} PPO steps"
-    return checked_row(True, figure, HYBRID)
+    return checked_row(True, figure, HYBRID_EXPECTED)

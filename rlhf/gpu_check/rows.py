@@ -1,4 +1,4 @@
-"""The rows that the parts of a check measure, as lines of JSON, as a JSON file and as a page."""
+"""Measure the tasks of a check as rows; write rows as lines of JSON, as a JSON file and a page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlhf.run.model_card import markdown_table
 from rlhf.run.results import write_json
 
 CARD = "card"  # the row of the part "machine" that names the GPU
-QUIET = 720.0  # seconds in which a part must measure a row or start a run
+MOST_QUIET = 720.0  # seconds within which a part must measure a row or start a run
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 
 
 class Size(StrEnum):
-    """The size of the models to measure; memory and speed of tiny models mean little."""
+    """The size of the models in the check; memory and speed of tiny models mean little."""
 
     full = "full"
     tiny = "tiny"
@@ -56,16 +56,16 @@ class CheckRow:
     verdict: RowVerdict
     numbers: Mapping[str, float] = field(default_factory=dict)
     what: str = ""
-    """The name of the task, which ``measure_row`` adds, as it does the seconds."""
+    """The name of the task; ``measure_row`` adds this name and the seconds."""
     seconds: float = 0.0
 
     @property
     def text(self) -> str:
-        """Return the figure, and what was expected instead, if anything was."""
+        """Return the figure, with the expected figure in brackets if there is one."""
         return f"{self.figure} (expected: {self.expected})" if self.expected else self.figure
 
 
-# The name of one measurement of a part, and its function; an exception becomes a failed row.
+# The name and the function of one measurement of a part; an exception becomes a failed row.
 Task = tuple[str, Callable[[], CheckRow]]
 
 
@@ -81,13 +81,13 @@ def measured_row(figure: str, **numbers: float) -> CheckRow:
 
 
 def skipped_row(figure: str, expected: str = "") -> CheckRow:
-    """Return the row of a skipped task; ``figure`` says why the task cannot run here."""
+    """Return the row of a skipped task; ``figure`` is the reason why it cannot run here."""
     return CheckRow(figure=figure, expected=expected, verdict=RowVerdict.skipped)
 
 
 def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
     """Measure every task; append each row to ``path`` at once, so that a crash loses no row."""
-    faulthandler.enable()  # a crash prints the stacks too
+    faulthandler.enable()  # a crash prints the stacks
     with closing(JsonlWriter(path)) as writer:
         extend_deadline()
         for task in tasks:
@@ -96,15 +96,15 @@ def measure_and_write_rows(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def extend_deadline(seconds: float = 0.0) -> None:
-    """Set the deadline at which this process prints its stacks and ends, in ``seconds`` or QUIET.
+    """Make this process print its stacks and end in ``seconds``, or in MOST_QUIET if that is later.
 
-    The longer of the two counts. A later call replaces the deadline of an earlier one.
+    A later call replaces the deadline of an earlier one.
     """
-    faulthandler.dump_traceback_later(max(QUIET, seconds), exit=True)
+    faulthandler.dump_traceback_later(max(MOST_QUIET, seconds), exit=True)
 
 
 def measure_row(what: str, measure: Callable[[], CheckRow]) -> CheckRow:
-    """Return the row of the task ``what``, which is a failed row if ``measure`` raises."""
+    """Return the row of the task named ``what``; if ``measure`` raises, a failed row."""
     began = time.monotonic()
     try:
         row = measure()
@@ -125,9 +125,9 @@ class CheckPart:
     module: str
     """The module with the function ``check_NAME``, which yields the tasks."""
     remedies: Mapping[str, str] = field(default_factory=dict)
-    """Overrides of launch.py that avoid what failed, by words in the failed row's name."""
+    """Overrides of launch.py that avoid a failed row, by words in the row's name."""
     rows: list[CheckRow] = field(default_factory=list)
-    """In the order of measurement; empty until the part has run."""
+    """The rows measured so far, in their order."""
     seconds: float = 0.0
 
     @property
@@ -137,14 +137,14 @@ class CheckPart:
 
     @property
     def verdict(self) -> RowVerdict | None:
-        """Return the first of failed, passed, measured and skipped that any row has, or None."""
+        """Return the first of failed, passed, measured and skipped that a row has, else None."""
         order = (RowVerdict.failed, RowVerdict.passed, RowVerdict.measured, RowVerdict.skipped)
         return min((row.verdict for row in self.rows), key=order.index, default=None)
 
     def find_remedy(self, row: CheckRow) -> str:
-        """Return the overrides that avoid what failed in ``row``."""
+        """Return the overrides that avoid what failed in ``row``, or a text that there are none."""
         texts = (text for words, text in self.remedies.items() if words in row.what)
-        return next(texts, f"nothing helps against {self.title}, {row.what}")
+        return next(texts, f"no override avoids {self.title}, {row.what}")
 
 
 def read_parts() -> list[CheckPart]:
@@ -165,7 +165,7 @@ class CheckResults:
 
     @property
     def ended_parts(self) -> list[CheckPart]:
-        """Return the parts that have run."""
+        """Return the parts that have measured rows."""
         return [part for part in self.parts if part.rows]
 
     @property
@@ -201,7 +201,7 @@ def results_as_json(check: CheckResults) -> dict[str, Any]:
 
 
 def _page_lines(check: CheckResults) -> Iterator[str]:
-    """Yield the lines of the page: advice, card, failed rows, and a section for each part."""
+    """Yield the page in pieces: advice, card, failed rows, and a section for each part."""
     yield f"{advice(check)}\n\n# GPU check\n"
     rows = [row for part in check.parts for row in part.rows]
     yield from (f"Card: **{row.figure}**.\n" for row in rows if row.what == CARD)
@@ -215,9 +215,9 @@ def _page_lines(check: CheckResults) -> Iterator[str]:
                 yield f"- **{part.title}, {row.what}**: {row.text}"
         yield ""
     for part in check.ended_parts:
-        numbers = Counter(row.verdict for row in part.rows)
-        counts = ", ".join(f"{numbers[kind]} {kind}" for kind in RowVerdict if numbers[kind])
-        yield f"## {part.title}\n\n{counts}; {part.seconds:.1f} seconds. {part.about}\n"
+        counts = Counter(row.verdict for row in part.rows)
+        counted = ", ".join(f"{counts[v]} {v}" for v in RowVerdict if counts[v])
+        yield f"## {part.title}\n\n{counted}; {part.seconds:.1f} seconds. {part.about}\n"
         cells = [
             (*(r.what, r.figure, r.expected), MARKS.get(r.verdict, r.verdict), f"{r.seconds:.1f}")
             for r in part.rows
@@ -226,16 +226,16 @@ def _page_lines(check: CheckResults) -> Iterator[str]:
 
 
 def advice(check: CheckResults) -> str:
-    """Return which parts work on this machine, which do not, and the overrides to set."""
-    named = {
+    """Return sentences on which parts work on this machine, which fail, and what to set."""
+    verdicts_by_words = {
         "Works here": (RowVerdict.passed, RowVerdict.measured),
         "Cannot run here": (RowVerdict.skipped,),
         "Fails": (RowVerdict.failed,),
     }
     titles = {
         words: [part.title for part in check.parts if part.verdict in verdicts]
-        for words, verdicts in named.items()
+        for words, verdicts in verdicts_by_words.items()
     } | {"Not run yet": check.waiting}
     lists = "".join(f"{words}: {', '.join(names)}. " for words, names in titles.items() if names)
-    words = {part.find_remedy(row): None for part in check.parts for row in part.failed_rows}
-    return f"{lists}Set: {'; '.join(words) or 'nothing'}."
+    remedies = {part.find_remedy(row): None for part in check.parts for row in part.failed_rows}
+    return f"{lists}Set: {'; '.join(remedies) or 'nothing'}."

@@ -1,4 +1,4 @@
-"""Runs of launch.py in separate processes, and comparisons of runs that should be equal."""
+"""Start runs of launch.py in separate processes, and compare runs that should be equal."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.results import read_plan
 from rlhf.runtime.launch_mode import LAUNCHER
 
-FIRST_LIMIT = 600  # seconds of the first run, which may read torch from a slow drive, and compile
+FIRST_LIMIT = 600  # seconds for the first run, which may read torch from a slow drive, and compile
 LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # seconds; a later run may take 4 times as long as the slowest
 RUNS: dict[str, Any] = read_yaml_beside(__file__, "runs.yaml")
-SPARE = 60  # seconds within which a part must continue after its run
-# Two runs at a time, or one per four cores, as a run often uses one core only.
+SPARE_SECONDS = 60  # within which a part must continue after its run
+# Two runs at a time, or one per four cores if more, since a run often uses only one core.
 SIDE_BY_SIDE = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 4))
 RUN_SECONDS: list[float] = []  # durations of the runs that have ended in this process
 PIPELINE = ("sft", "reward", "ppo")
-TIMES = ("seconds", "peak_memory_gib", "planned", "measured")
+TIME_AND_MEMORY = ("seconds", "peak_memory_gib", "planned", "measured")  # keys in result.json
 COMPARED = (".safetensors", "samples.jsonl", "alarms.jsonl", *OPTIONS_LOGS, "held_out.json")
 
 
@@ -48,7 +48,7 @@ class EndedRun:
 
     @property
     def last_line(self) -> str:
-        """Return the last line that the run printed: the error, if the run failed."""
+        """Return the last error that the run printed or, without an error, its last line."""
         lines = self.output.strip().splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         return (errors or lines or ["nothing was printed"])[-1].removeprefix("error: ")
@@ -79,8 +79,8 @@ class EndedRun:
 def run_to_end(run_dir: Path, text: str, *words: str) -> EndedRun:
     """Start a new run in ``run_dir``, and wait for its end; write its output to a file beside it.
 
-    The words of ``text`` are as in runs.yaml; ``words`` follow as they are. Overrides that none of
-    the run's phases reads are dropped, since the launcher refuses them.
+    The words in ``text`` are expanded as in runs.yaml, and those in ``words`` added as they are.
+    Overrides that none of the run's phases reads are dropped, since the launcher refuses them.
 
     Raises:
         TimeoutExpired: if the run does not end in ``limit_of_run()`` seconds; the run is killed.
@@ -95,7 +95,7 @@ def resume_run(run_dir: Path, *words: str) -> EndedRun:
 
 
 def expand_words(text: str) -> list[str]:
-    """Split ``text`` into overrides; replace a word in capitals by the words under its name."""
+    """Split ``text`` into words; replace a word in capitals by the words under its name in RUNS."""
     words = []
     for word in shlex.split(text):
         is_name = word.isupper() and "=" not in word
@@ -113,19 +113,19 @@ def drop_unread_overrides(words: Sequence[str]) -> list[str]:
 
 
 def limit_of_run() -> float:
-    """Return the seconds that the next run of this process may take; slow runs raise the limit."""
+    """Return the seconds that the next run may take, given the slowest run of this process."""
     return max(LEAST_LIMIT, TIMES_SLOWEST * max(RUN_SECONDS)) if RUN_SECONDS else FIRST_LIMIT
 
 
 def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
     began, log, limit = time.monotonic(), run_dir.with_suffix(".log"), limit_of_run()
-    extend_deadline(limit + SPARE)
+    extend_deadline(limit + SPARE_SECONDS)
     # PARENT makes launch.py end when this process ends, even if this process is killed.
     environment = os.environ | {"HF_HUB_OFFLINE": "1", PARENT: str(os.getpid())}
     environment |= dict(word.split("=", 1) for word in words if is_variable(word))
     start = log.stat().st_size if log.exists() else 0
     with log.open("ab") as file:
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(LAUNCHER), *(word for word in words if not is_variable(word))],
             cwd=run_dir.parent,
             env=environment,
@@ -136,7 +136,7 @@ def _run_launcher(run_dir: Path, words: Sequence[str]) -> EndedRun:
         )
     output = log.read_bytes()[start:].decode(errors="replace")
     RUN_SECONDS.append(seconds := time.monotonic() - began)
-    return EndedRun(run_dir=run_dir, code=ended.returncode, output=output, seconds=seconds)
+    return EndedRun(run_dir=run_dir, code=process.returncode, output=output, seconds=seconds)
 
 
 def is_variable(word: str) -> bool:
@@ -145,25 +145,25 @@ def is_variable(word: str) -> bool:
 
 
 def planned_gib(run_dir: Path, phase: str) -> float:
-    """Return the planned memory of ``phase`` in GiB, without the memory of CUDA's context."""
+    """Return the planned memory of ``phase`` in GiB, without CUDA's context; it needs plan.json."""
     if (plan := read_plan(run_dir)) is None:
         raise CheckpointError(f"{run_dir} has no plan.json")
     memory = plan["phases"][phase]["memory"]
-    return float(sum(gib for part, gib in memory.items() if part != "process"))
+    return float(sum(gib for purpose, gib in memory.items() if purpose != "process"))
 
 
 def differing_files(one: Path, other: Path) -> list[str]:
-    """Return the names of files that differ between two runs; ignore metrics of time and memory."""
+    """Return the names of files that differ between two runs; ignore times, speed and memory."""
     ours, theirs = (
         {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file()}
         for run_dir in (one, other)
     )
     readers = {"metrics.jsonl": metrics_without_times, "result.json": _results_without_times}
-    both = [name for name in sorted(ours & theirs) if name.endswith(COMPARED)]
+    shared = [name for name in sorted(ours & theirs) if name.endswith(COMPARED)]
     return [
         *sorted(ours ^ theirs),
         *(name for name, read in readers.items() if read(one) != read(other)),
-        *(name for name in both if (one / name).read_bytes() != (other / name).read_bytes()),
+        *(name for name in shared if (one / name).read_bytes() != (other / name).read_bytes()),
     ]
 
 
@@ -176,9 +176,9 @@ def metrics_without_times(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _results_without_times(run_dir: Path) -> dict[str, Any]:
-    """Return the results of the phases, without times and memory."""
+    """Return the phases in result.json, without times and memory."""
     phases = json.loads((run_dir / "result.json").read_text())["phases"]
     return {
-        phase: {name: v for name, v in values.items() if name not in TIMES}
+        phase: {name: value for name, value in values.items() if name not in TIME_AND_MEMORY}
         for phase, values in phases.items()
     }

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,8 @@ from rlhf.look.repeats import (
     DataFinding,
     describe_place,
     find_repeats,
-    name_place,
-    name_records,
+    format_place,
+    report_records,
 )
 from rlhf.look.shown_examples import (
     MOST_EXAMPLES,
@@ -44,10 +44,10 @@ from rlhf.runtime.run_data import divide_datasets, read_datasets
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KEPT = 0.99  # share of the examples that the proposed limit keeps
-BARS = 20
+KEPT_SHARE = 0.99  # share of the sequences that a proposed limit keeps
+NUM_BARS = 20  # of a histogram of lengths
 FEWEST_PAIRS = 20  # with fewer pairs, the lengths of responses mean little
-LOPSIDED = 0.8  # share of pairs with the same longer side; a reward model may then learn length
+LOPSIDED = 0.8  # least share of pairs with the same longer side that is reported
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ class Lengths:
     over: int
     """Measured sequences that are longer than the limit."""
     over_rows: int
-    """Rows with such sequences."""
+    """Rows with sequences that are longer than the limit."""
     over_places: list[str]
-    """The places of the first of these rows."""
+    """File and row number of the first of these rows."""
     shortest: int
     median: int
     longest: int
     keeps_99: str
-    """The limit that keeps 99 % of the sequences, as an override; "": the limit keeps them."""
+    """The limit that keeps 99 % of the sequences, as an override; "" if ``limit`` keeps them."""
     bars: list[tuple[int, int]]
-    """A histogram: the fewest tokens of each bar, and its sequences; the last bar has no end."""
+    """A histogram: each bar's fewest tokens and number of sequences; the last bar has no end."""
 
     def __str__(self) -> str:
         """Return the lengths and the limit as one line."""
@@ -83,7 +83,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Look:
-    """The results of inspecting data; ``lines`` are the lines that a run prints about it."""
+    """The results of inspecting data; ``lines`` are what a run prints about the data."""
 
     lines: list[str]
     datasets: list[dict[str, object]]
@@ -95,7 +95,7 @@ class Look:
 
 
 def inspect_data(config: RunConfig, command: str) -> Look:
-    """Read the data of ``config`` as a run does, and measure it; ``command`` starts the run.
+    """Read the data of ``config`` as a run does, and measure it; ``command`` would start the run.
 
     Raises:
         RlhfError: if no row can be used, or the tokenizer cannot be loaded.
@@ -125,13 +125,13 @@ def inspect_data(config: RunConfig, command: str) -> Look:
         require_examples(config, {} if findings else unusable)
     except DataError as error:
         findings.append(DataFinding("refused", 1, f"`{command}` would be refused: {error}"))
-    lengths = [found for sample in samples for found in _measure(sample, config)]
-    compared = join([side for each in datasets for side in (each.train, each.eval or [])])
-    compared = compared[:MOST_COMPARED]
+    lengths = list(chain.from_iterable(_measure(sample, config) for sample in samples))
+    everything = join([side for data in datasets for side in (data.train, data.eval or [])])
+    compared = everything[:MOST_COMPARED]
     findings += [
         *(finding for dataset in datasets for finding in _find_in_dataset(dataset)),
         *(finding for sample in samples for finding in _find_unusable(sample)),
-        *(finding for found in lengths for finding in _find_too_long(found)),
+        *(finding for each in lengths for finding in _find_too_long(each)),
         *_find_unanswered(compared),
         *find_odd_responses(compared),
         *find_repeats(datasets, list(parts.values())),
@@ -161,13 +161,13 @@ def _load_tokenizer(
 
 
 def _records_for(phase: Phase, datasets: Sequence[RawDataset]) -> Sequence[Record]:
-    share = phase.phase_in_split
-    used = [each for each in datasets if each.phases is None or share in each.phases]
-    return join([side for each in used for side in (each.train, each.eval or [])])
+    split_phase = phase.phase_in_split
+    used = [data for data in datasets if data.phases is None or split_phase in data.phases]
+    return join([side for data in used for side in (data.train, data.eval or [])])
 
 
 def _count_records(dataset: RawDataset) -> dict[str, object]:
-    """Return the fields of a data set, with the numbers of its records as train and eval."""
+    """Return the fields of a data set, with numbers of records instead of the records."""
     held_out = None if dataset.eval is None else len(dataset.eval)
     counts = {"train": len(dataset.train), "eval": held_out, "left_out": dict(+dataset.left_out)}
     return dataset._asdict() | counts
@@ -180,7 +180,7 @@ def _find_in_dataset(dataset: RawDataset) -> Iterator[DataFinding]:
             text = f"Of {name}, {count:,} {reason}"
             if kind == "dropped":
                 text = f"Not used of {name}, {count:,} times: {reason}"
-            places = [name_place(place) for place in rows.places.get(reason, [])]
+            places = [format_place(place) for place in rows.places.get(reason, [])]
             yield DataFinding(kind, count, text, places)
     if dataset.unread:
         shown = (
@@ -207,33 +207,33 @@ def _find_lopsided_pairs(dataset: RawDataset) -> Iterator[DataFinding]:
 
 
 def _find_unanswered(records: Sequence[Record]) -> Iterator[DataFinding]:
-    found = [r for r in records if r.chosen is None and r.text is None]
-    if len(found) < len(records):
+    unanswered = [r for r in records if r.chosen is None and r.text is None]
+    if len(unanswered) < len(records):
         text = "examples have no response, or end with the user: only PPO uses them, as prompts"
-        yield from name_records("unanswered", found, text)
+        yield from report_records("unanswered", unanswered, text)
 
 
 def _find_unusable(sample: EncodedSample) -> Iterator[DataFinding]:
     for reason, count in sample.skipped.items() if sample.lengths else ():
-        of = f"Of {len(sample.records):,} examples the {sample.phase} phase cannot use"
+        start = f"Of {len(sample.records):,} examples the {sample.phase} phase cannot use"
         used = set(sample.columns["row"])
         places = [describe_place(r) for row, r in enumerate(sample.records) if row not in used]
         is_only = len(places) == count  # no other reason, and each example has one sequence
         first = places[:MOST_PLACES] if is_only else []
         why = reason.partition(" (first: ")[0] if first else reason
-        yield DataFinding("unusable", count, f"{of} {count:,}: {why}", first)
+        yield DataFinding("unusable", count, f"{start} {count:,}: {why}", first)
 
 
-def _find_too_long(found: Lengths) -> Iterator[DataFinding]:
-    if found.over:
-        keeps = f"; {found.keeps_99} keeps 99 %" if found.keeps_99 else ""
-        what = f"{found.over:,} of {found.measured:,} {found.title}"
-        text = f"{what} are longer than {found.key}={found.limit}{keeps}"
-        yield DataFinding("too_long", found.over_rows, text, found.over_places)
+def _find_too_long(lengths: Lengths) -> Iterator[DataFinding]:
+    if lengths.over:
+        keeps = f"; {lengths.keeps_99} keeps 99 %" if lengths.keeps_99 else ""
+        count = f"{lengths.over:,} of {lengths.measured:,} {lengths.title}"
+        text = f"{count} are longer than {lengths.key}={lengths.limit}{keeps}"
+        yield DataFinding("too_long", lengths.over_rows, text, lengths.over_places)
 
 
 def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
-    """Yield the lengths of a phase's sequences; for SFT also of answers, if PPO samples some."""
+    """Yield the lengths of a phase's sequences; for SFT before PPO or DPO also of the answers."""
     phase, order = sample.phase, config.phase.order
     title = f"{phase} {'prompts' if phase is Phase.ppo else 'examples'}"
     if sample.lengths:
@@ -247,29 +247,29 @@ def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
 def _summarise(
     title: str, limit: Limit, lengths: Sequence[TokensOfRow], records: Sequence[Record]
 ) -> Lengths:
-    found = sorted(tokens for tokens, _ in lengths)
-    over = [row for tokens, row in lengths if tokens > limit.tokens]
+    tokens = sorted(length for length, _ in lengths)
+    over = [row for length, row in lengths if length > limit.tokens]
     rows = list(dict.fromkeys(over))
-    enough = found[math.ceil(KEPT * len(found)) - 1]
+    enough = tokens[math.ceil(KEPT_SHARE * len(tokens)) - 1]
     return Lengths(
         title,
         limit.key,
         limit.tokens,
-        len(found),
+        len(tokens),
         len(over),
         len(rows),
         [describe_place(records[row]) for row in rows[:MOST_PLACES]],
-        found[0],
-        found[len(found) // 2],
-        found[-1],
+        tokens[0],
+        tokens[len(tokens) // 2],
+        tokens[-1],
         f"{limit.key}={enough}" if enough > limit.tokens else "",
-        _count_bars(found, limit.tokens, top=math.ceil(1.25 * enough)),
+        _count_bars(tokens, limit.tokens, top=math.ceil(1.25 * enough)),
     )
 
 
 def _count_bars(lengths: Sequence[int], limit: int, top: int) -> list[tuple[int, int]]:
-    """Return a histogram of bars of equal width up to ``top``; a bar ends at the limit."""
-    width = max(1, math.ceil(top / BARS))
+    """Return a histogram of bars of equal width up to ``top``, one of which ends at the limit."""
+    width = max(1, math.ceil(top / NUM_BARS))
     first = (limit + 1) % width if limit < top else 0
     counts = Counter(max(0, (min(n, top) - first) // width + 1) for n in lengths)
     return [(max(0, first + (n - 1) * width), counts[n]) for n in range(max(counts) + 1)]

@@ -49,16 +49,16 @@ def build_look_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = build_command_parser("rlhf.data", __doc__, has_json=True)
     parser.add_argument("words", nargs="+", metavar="FILE_OR_FOLDER|KEY=VALUE")
-    parser.add_argument("--html", metavar="FILE", help="write the look as a page")
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
     return parser
 
 
 def _look(options: argparse.Namespace) -> Result:
     quieten_libraries()
-    with redirect_stdout(StringIO()) as notes:  # lines on the template, also beside JSON
-        words, place = split_words(options.words)
-        config = compose_config(words, place)
-    run_words = words if place is None else [*words, f"data.path={place}"]
+    with redirect_stdout(StringIO()) as notes:  # lines about the template must not mix with JSON
+        overrides, data_path = split_words(options.words)
+        config = compose_config(overrides, data_path)
+    run_words = overrides if data_path is None else [*overrides, f"data.path={data_path}"]
     look = inspect_data(config, f"python launch.py {shlex.join(run_words)}")
     if not options.json:
         console = Console()
@@ -73,47 +73,47 @@ def _look(options: argparse.Namespace) -> Result:
     return Result(asdict(look))
 
 
-def compose_config(words: Sequence[str], place: str | None) -> RunConfig:
-    """Return the configuration of a run with the ``words``, and with the data at ``place``.
+def compose_config(overrides: Sequence[str], data_path: str | None) -> RunConfig:
+    """Return the configuration of a run with ``overrides``, and with ``data_path`` as its data.
 
     Raises:
         ConfigError: if a value is wrong.
     """
-    with compose_job(words, LAUNCHER.with_name("conf")) as job:
-        if place is not None:
-            job.cfg.data.path = place
+    with compose_job(overrides, LAUNCHER.with_name("conf")) as job:
+        if data_path is not None:
+            job.cfg.data.path = data_path
         return build_new_config(job)
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
     """Return the overrides for the launcher, and the file, folder or Hub id to look at, or None.
 
-    It is None if no word names one, or if a word sets data.path: error messages propose to add this
-    override after the file, and it then takes precedence.
+    The second is None if no word names data, or if a word sets data.path: error messages propose to
+    add this override after the file, and it then takes precedence.
 
     Raises:
         ConfigError: if several words name a file, folder or Hub id.
     """
-    places = [word for word in words if "=" not in word or os.path.exists(word)]
-    if len(places) > 1:
+    named = [word for word in words if "=" not in word or os.path.exists(word)]
+    if len(named) > 1:
         raise ConfigError(
-            f"{' '.join(places)}: give one file or folder, or several as data.path=[ONE,OTHER]"
+            f"{' '.join(named)}: give one file or folder, or several as data.path=[ONE,OTHER]"
         )
-    run_words = [word for word in words if word not in places]
-    for place in places:
-        run_words.insert(0, f"data={'hub' if _is_hub_id(place) else 'local'}")
-    is_named = any(word.startswith("data.path=") for word in run_words)
-    return run_words, None if is_named else next(iter(places), None)
+    run_words = [word for word in words if word not in named]
+    for word in named:
+        run_words.insert(0, f"data={'hub' if _is_hub_id(word) else 'local'}")
+    has_data_path = any(word.startswith("data.path=") for word in run_words)
+    return run_words, None if has_data_path else next(iter(named), None)
 
 
-def _is_hub_id(place: str) -> bool:
-    is_here = expand_user_path(place, key="FILE_OR_FOLDER").exists()
-    is_file = is_here or find_reader(Path(place)) is not None
-    return not is_file and re.fullmatch(HUB_ID, place) is not None
+def _is_hub_id(word: str) -> bool:
+    exists = expand_user_path(word, key="FILE_OR_FOLDER").exists()
+    is_file = exists or find_reader(Path(word)) is not None
+    return not is_file and re.fullmatch(HUB_ID, word) is not None
 
 
 def print_look(look: Look, console: Console) -> None:
-    """Print the look; what is learned is green on a terminal, otherwise in [[ ]]."""
+    """Print a look; text that the model learns is green on a terminal, otherwise in [[ ]]."""
     marks = "green" if console.is_terminal else "in [[ ]]"
     for line in (
         *look.lines,
@@ -130,14 +130,14 @@ def print_look(look: Look, console: Console) -> None:
             (shorten_middle(span.text, LONGEST_SHOWN), span.is_learned) for span in example.spans
         ]
         if console.is_terminal:
-            spans = (literal_text(text, style="green" if green else "") for text, green in texts)
+            spans = (literal_text(text, style="green" * learned) for text, learned in texts)
             console.show(literal_text("").join(spans))
         else:
-            console.say("".join(f"[[{text}]]" if marked else text for text, marked in texts))
+            console.say("".join(f"[[{text}]]" if learned else text for text, learned in texts))
 
 
 def render_look(look: Look, command: str) -> str:
-    """Return the HTML of a look; ``command`` started it."""
+    """Return the HTML of a look, with the ``command`` that started it."""
     count = len(look.findings)
     text = f"{count} thing{'s' if count > 1 else ''} to look at" if count else "nothing was found"
     return render_template(
@@ -145,6 +145,6 @@ def render_look(look: Look, command: str) -> str:
         package=__package__ or "",
         title=f"Data: {', '.join(str(dataset['name']) for dataset in look.datasets)}",
         verdict=Headline(text, is_doubtful=bool(count)),
-        place=command,
+        subtitle=command,
         look=look,
     )

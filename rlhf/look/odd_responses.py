@@ -1,4 +1,4 @@
-"""Find odd texts, turns and responses; no rule judges whether an answer is right."""
+"""Find odd texts, turns and responses; whether an answer is right is not checked."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from rlhf.data.records import ASSISTANT_TURN, Message, Record, find_learned_turns, normalize_text
-from rlhf.look.repeats import DataFinding, name_records
+from rlhf.look.repeats import DataFinding, report_records
 
-SCRIPT_LETTERS = 40  # characters of an answer, of which the letters decide its script
+SCRIPT_CHARACTERS = 40  # the letters in this many first characters decide an answer's script
 JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
-FREQUENT = 3  # a text that at least so many examples share is reported
+LEAST_FREQUENT = 3  # a text that at least this many examples share is reported
 MOST_FREQUENT = 3  # most texts that are reported
 LONG = 40  # characters; longer responses should be sentences, and longer requests unique
-UNFINISHED = ",;:-("
-USUAL = 0.8  # if this share of long responses ends in punctuation, the others are reported
-LOOP = 5  # a response that uses each distinct word this often on average repeats itself
+UNFINISHED_ENDS = ",;:-("
+USUAL_SHARE = 0.8  # if so many long responses end in punctuation, the others are reported
+LOOP = 5  # a response with each distinct word this often (on average) goes in circles
 TEXT_FAULTS = {
     "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have mis-encoded characters"),
     "html": (
@@ -38,18 +38,18 @@ NEXT_TURN = re.compile(r"\n\s*(?:#+ *)?(?:Human|User|Instruction|USER|<\|im_star
 
 
 def find_odd_responses(records: Sequence[Record]) -> Iterator[DataFinding]:
-    """Yield what is odd in the texts of ``records``, and in responses that are not marked bad."""
+    """Yield findings about odd texts and turns, and about odd responses that are not marked bad."""
     for kind, (pattern, text) in TEXT_FAULTS.items():
         is_faulty = re.compile(pattern).search
-        found = [r for r in records if any(is_faulty(each) for each in r.all_texts if each)]
-        yield from name_records(kind, found, f"examples {text}")
+        faulty = [r for r in records if any(is_faulty(part) for part in r.all_texts if part)]
+        yield from report_records(kind, faulty, f"examples {text}")
     for kind, (is_unusual, text) in TURN_FAULTS.items():
-        found = [r for r in records if is_unusual(r.turns or r.messages or ())]
-        yield from name_records(kind, found, f"examples {text}")
+        unusual = [r for r in records if is_unusual(r.turns or r.messages or ())]
+        yield from report_records(kind, unusual, f"examples {text}")
     answered = [r for r in records if r.chosen is not None and r.grade is not False]
     for kind, (is_odd, text) in RESPONSE_FAULTS.items():
-        odd = [r for r in answered if any(is_odd(each, r) for each in _answers_of(r))]
-        yield from name_records(kind, odd, f"{_name_responses(odd)} {text}")
+        odd = [r for r in answered if any(is_odd(answer, r) for answer in _learned_answers(r))]
+        yield from report_records(kind, odd, f"{_name_responses(odd)} {text}")
     yield from _find_unfinished(answered)
     yield from _find_frequent(records)
     yield from _find_scripts(records)
@@ -61,14 +61,14 @@ def _name_responses(records: Iterable[Record]) -> str:
     return names.get(marks.pop(), "responses") if len(marks) == 1 else "responses"
 
 
-def _answers_of(record: Record) -> list[str]:
+def _learned_answers(record: Record) -> list[str]:
     """Return the answers that SFT learns, without white space at their ends."""
     learned = [record.turns[index].text for index in find_learned_turns(record.turns)]
     return [text.strip() for text in learned or [record.chosen or ""]]
 
 
-def _request_of(record: Record) -> str:
-    """Return the last request of a prompt, without the names of plain turns."""
+def _last_request(record: Record) -> str:
+    """Return the last request of a prompt, without "Human:" and "Assistant:"."""
     if record.messages:
         return record.messages[-1].text
     *_, request = re.split(r"\n\nHuman:", (record.prompt or "").removesuffix(ASSISTANT_TURN))
@@ -76,7 +76,7 @@ def _request_of(record: Record) -> str:
 
 
 def _is_echo(answer: str, record: Record) -> bool:
-    request, response = normalize_text(_request_of(record)), normalize_text(answer)
+    request, response = normalize_text(_last_request(record)), normalize_text(answer)
     return response.startswith(request) and (response == request or len(request) >= LONG)
 
 
@@ -88,10 +88,10 @@ def _goes_in_circles(answer: str, _: Record) -> bool:
 RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
     "next_turn": (
         lambda answer, _: NEXT_TURN.search(answer) is not None,
-        "go on with a turn of the user",
+        "continue with a turn of the user",
     ),
     "echo": (_is_echo, "begin with the whole request"),
-    "loop": (_goes_in_circles, "say the same few words again and again"),
+    "loop": (_goes_in_circles, "repeat the same few words again and again"),
 }
 
 TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
@@ -107,15 +107,15 @@ TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
 
 
 def _find_unfinished(records: Sequence[Record]) -> Iterator[DataFinding]:
-    long = [r for r in records if any(len(text) >= LONG for text in _answers_of(r))]
-    cut = [r for r in long if any(map(_is_unfinished, _answers_of(r)))]
-    if len(cut) <= (1 - USUAL) * len(long):
-        text = f"long {_name_responses(cut)} may be cut: they end in a letter or a comma"
-        yield from name_records("unfinished", cut, f"of {len(long):,} {text}")
+    long = [r for r in records if any(len(text) >= LONG for text in _learned_answers(r))]
+    cut = [r for r in long if any(map(_is_unfinished, _learned_answers(r)))]
+    if len(cut) <= (1 - USUAL_SHARE) * len(long):
+        text = f"long {_name_responses(cut)} may be cut: they end in a letter, digit or comma"
+        yield from report_records("unfinished", cut, f"of {len(long):,} {text}")
 
 
 def _is_unfinished(answer: str) -> bool:
-    return len(answer) >= LONG and (answer[-1].isalnum() or answer[-1] in UNFINISHED)
+    return len(answer) >= LONG and (answer[-1].isalnum() or answer[-1] in UNFINISHED_ENDS)
 
 
 def _find_frequent(records: Sequence[Record]) -> Iterator[DataFinding]:
@@ -124,10 +124,10 @@ def _find_frequent(records: Sequence[Record]) -> Iterator[DataFinding]:
     for part, name in names.items():
         texts = Counter(" ".join((getattr(r, part) or "").split()) for r in records)
         del texts[""]
-        often = [(text, n) for text, n in texts.most_common(MOST_FREQUENT) if n >= FREQUENT]
-        if often:
-            shown = "; ".join(f"{text[:80]!r} in {count:,} examples" for text, count in often)
-            yield DataFinding(f"frequent_{part}", len(often), f"The most frequent {name}: {shown}")
+        top = [(text, n) for text, n in texts.most_common(MOST_FREQUENT) if n >= LEAST_FREQUENT]
+        if top:
+            shown = "; ".join(f"{text[:80]!r} in {count:,} examples" for text, count in top)
+            yield DataFinding(f"frequent_{part}", len(top), f"The most frequent {name}: {shown}")
 
 
 def _find_scripts(records: Sequence[Record]) -> Iterator[DataFinding]:
@@ -138,12 +138,12 @@ def _find_scripts(records: Sequence[Record]) -> Iterator[DataFinding]:
         ((usual, _),) = counts.most_common(1)
         others = [record for record, script in scripts if script not in ("", usual)]
         text = f"answers are in another script than most ({named})"
-        yield from name_records("scripts", others, text)
+        yield from report_records("scripts", others, text)
 
 
 def _script_of(text: str) -> str:
-    """Return the script of most of the first letters, as Unicode names it; "" without letters."""
-    letters = filter(str.isalpha, text[:SCRIPT_LETTERS])
+    """Return the Unicode name of the script of most of the first letters; "" without letters."""
+    letters = filter(str.isalpha, text[:SCRIPT_CHARACTERS])
     names = (unicodedata.name(letter, "UNKNOWN").split()[0] for letter in letters)
-    found = Counter(JAPANESE.get(name, name) for name in names)
-    return max(found, key=found.__getitem__, default="")
+    counts = Counter(JAPANESE.get(name, name) for name in names)
+    return max(counts, key=counts.__getitem__, default="")

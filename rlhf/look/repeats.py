@@ -1,6 +1,6 @@
 """Find repeats, near repeats, pairs with their reverse, and prompts on both sides of a split.
 
-Two texts nearly repeat each other if at least ``LEAST_SIMILARITY`` of their different pieces of
+Two texts nearly repeat each other if at least ``LEAST_SIMILARITY`` of their distinct pieces of
 ``PIECE`` characters are in both (the Jaccard index). Candidates come from MinHash signatures in
 bands (https://en.wikipedia.org/wiki/MinHash): of the texts with an index of exactly 0.8 about 96 %
 become candidates, with 0.9 over 99 %. The index of every candidate is then computed exactly.
@@ -29,19 +29,19 @@ from rlhf.data.splits import PhaseData
 from rlhf.data.stored import facts_of, join, mark_firsts, number_groups, take
 
 LEAST_SIMILARITY = 0.8
-PIECE = 5  # characters
-BANDS, ROWS = 6, 4  # of a signature; texts with equal rows of one band are candidates
-MOST_COMPARED = 100_000  # prompts that are compared for near repeats, and examples that are read
+PIECE = 5  # characters of a piece of text
+BANDS, ROWS = 6, 4  # a signature has 6 bands of 4 rows; candidates share all rows of a band
+MOST_COMPARED = 100_000  # most prompts compared for near repeats, and most examples checked
 MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.uint64) * 2 + 1
 POWERS = MIXERS[-1] ** np.arange(PIECE, dtype=np.uint64)  # modulo 2**64
 
 Match = tuple[Record, Record]
-MATCHES = {  # kind of a finding about matches -> what they are
+MATCHES = {  # kind of a finding about matches -> its text after the number of matches
     "both_sides": "prompts stand on both sides of the data's own split; a run trains on none of "
     "them",
     "begun": "held-out prompts begin a longer conversation that is trained on",
     "reversed": "pairs are the reverse of an earlier one; both are used, and contradict each other",
-    "contradictory": "responses are there with another grade too; both are used",
+    "contradictory": "responses occur earlier with another grade; both are used",
     "near": "of {compared:,} prompts nearly repeat an earlier one "
     f"(at least {LEAST_SIMILARITY:.0%} the same)",
     "near_across": "near repeats have one prompt trained on and the other held out",
@@ -50,7 +50,7 @@ MATCHES = {  # kind of a finding about matches -> what they are
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something in the data that a person should look at: ``count`` cases, and where some are."""
+    """Something in the data to look at: ``count`` cases, and the ``places`` of the first few."""
 
     kind: str
     count: int
@@ -59,11 +59,11 @@ class DataFinding:
 
     def __str__(self) -> str:
         """Return the finding as one line."""
-        shown, named = [], ""
+        shown, last_file = [], ""
         for place in self.places:
             file, _, row = place.partition(", row ")
-            shown.append(f"row {row}" if row and file == named else place)
-            named = file
+            shown.append(f"row {row}" if row and file == last_file else place)
+            last_file = file
         if shown and self.count > len(shown):
             shown.append(f"and {self.count - len(shown):,} more")
         return self.text + (f" ({'; '.join(shown)})" if shown else "")
@@ -74,12 +74,12 @@ def find_repeats(
 ) -> Iterator[DataFinding]:
     """Yield findings about the repeats in ``datasets``.
 
-    ``parts`` are the same records, divided over a run's phases; [] if a run would refuse them.
+    ``parts`` are the same records, divided over the phases of a run; [] if a run would refuse them.
     """
     train = join([dataset.train for dataset in datasets])
     held_out = join([dataset.eval or [] for dataset in datasets])
     everything = join([train, held_out])
-    found = {"both_sides": _find_common_prompts(train, held_out)}
+    matches_by_kind = {"both_sides": _find_common_prompts(train, held_out)}
     if parts:
         train = join([part.train for part in parts])
         held_out = join([part.eval for part in parts])
@@ -90,20 +90,20 @@ def find_repeats(
         for key in _earlier_keys(record)
         if key in row_of
     }
-    found["begun"] = list(begun.values())
+    matches_by_kind["begun"] = list(begun.values())
     reverses = find_reversed_pairs(everything)
-    found["reversed"] = [(everything[earlier], everything[index]) for earlier, index in reverses]
-    found["contradictory"] = list(_find_contradictions(everything))
+    matches_by_kind["reversed"] = [(everything[a], everything[b]) for a, b in reverses]
+    matches_by_kind["contradictory"] = list(_find_contradictions(everything))
     is_new = mark_firsts(facts_of(everything, "prompt_key"))
     prompts = list(take(everything, np.flatnonzero(is_new)[:MOST_COMPARED]))
     near = find_near_repeats([record.prompt or record.text or "" for record in prompts])
-    found["near"] = [(prompts[earlier], prompts[index]) for index, earlier in near]
-    found["near_across"] = [
+    matches_by_kind["near"] = [(prompts[earlier], prompts[index]) for index, earlier in near]
+    matches_by_kind["near_across"] = [
         (one, other)
-        for one, other in found["near"]
+        for one, other in matches_by_kind["near"]
         if (prompt_key(one) in row_of) != (prompt_key(other) in row_of)
     ]
-    for kind, matches in found.items():
+    for kind, matches in matches_by_kind.items():
         if matches:
             text = f"{len(matches):,} {MATCHES[kind].format(compared=len(prompts))}"
             places = [_name_match(*match) for match in matches[:MOST_PLACES]]
@@ -116,27 +116,27 @@ def find_repeats(
 
 
 def _find_common_prompts(train: Sequence[Record], held_out: Sequence[Record]) -> list[Match]:
-    """Return, for each prompt that both sides have, the first record of each side with it."""
+    """Return, for each prompt on both sides, the first record with this prompt on each side."""
     keys = [facts_of(side, "prompt_key") for side in (train, held_out)]
     numbers = number_groups(np.concatenate(keys))
     sides = numbers[: len(train)], numbers[len(train) :]
-    _, ours, theirs = np.intersect1d(*sides, return_indices=True)
-    return [(train[int(a)], held_out[int(b)]) for a, b in zip(ours, theirs, strict=True)]
+    _, in_train, in_held_out = np.intersect1d(*sides, return_indices=True)
+    return [(train[int(a)], held_out[int(b)]) for a, b in zip(in_train, in_held_out, strict=True)]
 
 
 def _earlier_keys(record: Record) -> Iterator[bytes]:
-    """Yield the keys of a conversation's earlier prompts: its text up to each earlier answer."""
+    """Yield the keys of a conversation's earlier prompts: the text before each earlier answer."""
     *turns, _ = (record.prompt or "").split(ASSISTANT_TURN)
     for end in range(1, len(turns)):
         yield fingerprint(ASSISTANT_TURN.join(turns[:end]) + ASSISTANT_TURN)
 
 
 def _find_contradictions(records: Iterable[Record]) -> Iterator[Match]:
-    """Yield pairs of a graded response and its first occurrence, which has another grade."""
-    first: dict[bytes, Record] = {}
+    """Yield the first occurrence of a graded response with each later one of another grade."""
+    first_by_key: dict[bytes, Record] = {}
     for record in records:
         if record.grade is not None:
-            earlier = first.setdefault(fingerprint(*record.texts), record)
+            earlier = first_by_key.setdefault(fingerprint(*record.texts), record)
             if earlier.grade != record.grade:
                 yield earlier, record
 
@@ -145,11 +145,11 @@ def describe_place(record: Record) -> str:
     """Return the file and the row of a record, or the beginning of a generated record's prompt."""
     if record.place is None:
         return repr((record.prompt or record.text or "")[:60])
-    return name_place(record.place)
+    return format_place(record.place)
 
 
-def name_place(place: Place) -> str:
-    """Return the name of the file, and the row."""
+def format_place(place: Place) -> str:
+    """Return the file name and the row number as text."""
     return f"{Path(place[0]).name}, row {place[1]}"
 
 
@@ -160,7 +160,7 @@ def _name_match(one: Record, other: Record) -> str:
     return f"{describe_place(one)} and {second}"
 
 
-def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
+def report_records(kind: str, records: Sequence[Record], text: str) -> Iterator[DataFinding]:
     """Yield a finding about ``records``, if there are any, with the places of the first few."""
     if records:
         places = [describe_place(record) for record in records[:MOST_PLACES]]
@@ -170,29 +170,29 @@ def name_records(kind: str, records: Sequence[Record], text: str) -> Iterator[Da
 def find_near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
     """Return (index, earlier index) of each text that nearly repeats an earlier text.
 
-    The earlier text is the first with the same rows of a band. Each index is paired at most once.
+    The earlier text is the first with the same rows in a band. Each index is paired at most once.
     """
     plain = [" ".join(text.split()).casefold().ljust(PIECE) for text in texts]
-    signatures = [_sign(text) for text in plain]
-    found: dict[int, int] = {}
-    for band in range(0, BANDS * ROWS, ROWS):
-        first: dict[bytes, int] = {}
+    signatures = [_compute_signature(text) for text in plain]
+    earlier_of: dict[int, int] = {}
+    for start in range(0, BANDS * ROWS, ROWS):
+        first_of_band: dict[bytes, int] = {}
         for index, signature in enumerate(signatures):
-            earlier = first.setdefault(signature[band : band + ROWS].tobytes(), index)
-            is_new = earlier != index and index not in found
-            if is_new and _jaccard(plain[index], plain[earlier]) >= LEAST_SIMILARITY:
-                found[index] = earlier
-    return sorted(found.items())
+            earlier = first_of_band.setdefault(signature[start : start + ROWS].tobytes(), index)
+            is_candidate = earlier != index and index not in earlier_of
+            if is_candidate and _jaccard(plain[index], plain[earlier]) >= LEAST_SIMILARITY:
+                earlier_of[index] = earlier
+    return sorted(earlier_of.items())
 
 
 def _jaccard(one: str, other: str) -> float:
-    """Return the share of the different pieces of two texts that are in both."""
-    a, b = ({each[n : n + PIECE] for n in range(len(each) - PIECE + 1)} for each in (one, other))
+    """Return the share of the distinct pieces of two texts that are in both."""
+    a, b = ({text[n : n + PIECE] for n in range(len(text) - PIECE + 1)} for text in (one, other))
     return len(a & b) / len(a | b)
 
 
-def _sign(text: str) -> NDArray[np.uint64]:
-    """Return the signature (BANDS * ROWS,) of a text: minima of its hashed pieces."""
+def _compute_signature(text: str) -> NDArray[np.uint64]:
+    """Return the MinHash signature (BANDS * ROWS,) of a text: minima of its hashed pieces."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
     hashes = np.convolve(codes, POWERS, "valid")
     hashes = (hashes ^ (hashes >> np.uint64(29))) * MIXERS[-2]

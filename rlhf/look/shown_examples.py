@@ -1,4 +1,4 @@
-"""Encode examples as a phase does, and render some with the tokens marked that are learned."""
+"""Encode examples as a phase does, and show some of them with marks on the learned tokens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlhf.look.repeats import describe_place
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_EXAMPLES = 2000  # maximum of a phase that are encoded, or whose texts train a tokenizer
+MOST_EXAMPLES = 2000  # most examples per phase that are encoded, or that train a tokenizer
 NO_LIMIT = Limit("", 2**62)
 
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive tokens as text, which the phase learns, or only reads."""
+    """Consecutive tokens as text: the phase learns all of them, or only reads them."""
 
     text: str
     is_learned: bool
@@ -32,7 +32,7 @@ class Span:
 
 @dataclass(frozen=True)
 class ShownExample:
-    """One sequence of tokens that a phase gets."""
+    """One sequence that a phase gets: its title, file and row, number of tokens, and text."""
 
     title: str
     place: str
@@ -40,11 +40,11 @@ class ShownExample:
     spans: list[Span]
 
 
-TokensOfRow = tuple[int, int]  # a number of tokens, and the index of its record
+TokensOfRow = tuple[int, int]  # number of tokens, index of the record
 
 
 class EncodedSample(NamedTuple):
-    """Examples of a phase as token ids without a limit; column ``row`` is an index of records."""
+    """Examples of a phase as token ids without a limit; column ``row`` indexes ``records``."""
 
     phase: Phase
     records: Sequence[Record]
@@ -62,18 +62,18 @@ class EncodedSample(NamedTuple):
     @property
     def answers(self) -> list[TokensOfRow]:
         """Return the length and row of each answer that SFT learns."""
-        found = []
-        for number, (length, row) in enumerate(self.lengths):
-            spans = self.columns["observed"][number] if "observed" in self.columns else []
-            ends = [self.columns["prompt_tokens"][number], *chain(*spans), length]
-            found += [(end - start, row) for start, end in zip(ends[::2], ends[1::2], strict=True)]
-        return found
+        sizes = []
+        for index, (length, row) in enumerate(self.lengths):
+            spans = self.columns["observed"][index] if "observed" in self.columns else []
+            ends = [self.columns["prompt_tokens"][index], *chain(*spans), length]
+            sizes += [(end - start, row) for start, end in zip(ends[::2], ends[1::2], strict=True)]
+        return sizes
 
 
 def encode_sample(
     phase: Phase, records: Sequence[Record], encoder: Encoder, config: RunConfig
 ) -> EncodedSample:
-    """Encode ``records`` for ``phase``: all, or a random sample that is the same each time."""
+    """Encode ``records`` for ``phase``; of very many, a random sample that is always the same."""
     sample = records
     if len(records) > MOST_EXAMPLES:
         sample = random.Random(f"look-{phase}").sample(records, MOST_EXAMPLES)
@@ -89,21 +89,21 @@ def show_examples(
     tokenizer: PreTrainedTokenizerBase,
     config: RunConfig,
 ) -> list[ShownExample]:
-    """Return the sequences that each phase gets of three examples within the limits.
+    """Return the sequences that each phase makes of up to three examples within its limit.
 
-    All phases show the same examples if they can use them. A sequence that an earlier phase has
-    shown, or a prompt of PPO that is the beginning of one, is not shown again.
+    All phases show the same examples if they can use them. A sequence is not shown again, nor is
+    the beginning of a shown sequence, such as a prompt of PPO.
     """
     picked: list[Record] = []
     shown: dict[tuple[int, ...], ShownExample] = {}
     for sample in samples:
         phase, convert = sample.phase, COLUMNS_OF[find_example_kind(sample.phase, config)]
-        again = [record for record in picked if convert([(0, record)], encoder, NO_LIMIT)[0]["row"]]
-        records = again or _pick_by_length(sample, find_token_limit(phase, config).tokens)
-        picked += [] if again else records
+        usable = [r for r in picked if convert([(0, r)], encoder, NO_LIMIT)[0]["row"]]
+        records = usable or _pick_by_length(sample, find_token_limit(phase, config).tokens)
+        picked += [] if usable else records
         columns = convert(list(enumerate(records)), encoder, NO_LIMIT)[0]
         learns_prompt = phase is Phase.sft and config.sft.loss_on is LossOn.all
-        for title, row, ids, is_learned in _sequences(phase, columns, learns_prompt):
+        for title, row, ids, is_learned in _list_sequences(phase, columns, learns_prompt):
             if not any(known[: len(ids)] == tuple(ids) for known in shown):
                 spans = _join_spans(ids, is_learned, tokenizer)
                 place = describe_place(records[row])
@@ -113,23 +113,23 @@ def show_examples(
 
 
 def _pick_by_length(sample: EncodedSample, limit: int) -> list[Record]:
-    """Return the shortest, a middle and the longest example of at most ``limit`` tokens."""
+    """Return the shortest, the median and the longest example of at most ``limit`` tokens."""
     rows = (row for length, row in sorted(sample.lengths) if length <= limit)
     fitting = list(dict.fromkeys(rows))
-    places = {0, len(fitting) // 2, len(fitting) - 1} if fitting else ()
-    return [sample.records[fitting[place]] for place in sorted(places)]
+    ranks = {0, len(fitting) // 2, len(fitting) - 1} if fitting else ()
+    return [sample.records[fitting[rank]] for rank in sorted(ranks)]
 
 
 def shorten_middle(text: str, most: int) -> str:
-    """Return ``text`` without its middle if it has over ``most`` characters."""
+    """Return ``text``, with a note instead of its middle if it has over ``most`` characters."""
     cut, half = len(text) - most, most // 2
     return text if cut <= 0 else f"{text[:half]} ... ({cut:,} characters) ... {text[-half:]}"
 
 
-def _sequences(
+def _list_sequences(
     phase: Phase, columns: Columns, learns_prompt: bool
 ) -> Iterator[tuple[str, int, list[int], list[bool]]]:
-    """Yield title, row, token ids and learned tokens of the sequences in ``columns``."""
+    """Yield title, row, token ids and flags of learned tokens of each sequence in ``columns``."""
     if phase is Phase.ppo:
         for row, ids in zip(columns["row"], columns["ids"], strict=True):
             yield "ppo answers", row, ids, [False] * len(ids)
@@ -138,13 +138,13 @@ def _sequences(
     if "chosen_ids" in columns:
         sides = {f"{phase} prefers": "chosen_ids", f"{phase} rejects": "rejected_ids"}
     rows = zip(columns["row"], columns["prompt_tokens"], strict=True)
-    for number, (row, prompt) in enumerate(rows):
+    for index, (row, prompt_tokens) in enumerate(rows):
         for title, column in sides.items():
-            ids = columns[column][number]
-            is_learned = [learns_prompt or place >= prompt for place in range(len(ids))]
-            for start, end in columns["observed"][number] if "observed" in columns else ():
+            ids = columns[column][index]
+            is_learned = [learns_prompt or i >= prompt_tokens for i in range(len(ids))]
+            for start, end in columns["observed"][index] if "observed" in columns else ():
                 is_learned[start:end] = [learns_prompt] * (end - start)
-            grade = f" (grade {columns['grade'][number]:g})" if "grade" in columns else ""
+            grade = f" (grade {columns['grade'][index]:g})" if "grade" in columns else ""
             yield title + grade, row, ids, is_learned
 
 

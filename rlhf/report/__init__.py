@@ -1,1 +1,1 @@
-"""The report of a run: one self-contained HTML page."""
+"""Reports of runs as HTML pages, comparisons of runs, and trackers for MLflow and Trackio."""

@@ -1,10 +1,10 @@
 """Write the report of a run, or compare runs.
 
 python -m rlhf.report RUN_DIR                 write RUN_DIR/report.html
-python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison; --html FILE: also as a page
+python -m rlhf.report RUN_DIR RUN_DIR ...     print a comparison; --html FILE writes its page
 python -m rlhf.report SWEEP_DIR               print a comparison; write SWEEP_DIR/sweep.html
 
-A comparison is corrected for all settings that were tried on its question, shown or not.
+A comparison is corrected for all settings tried with the same model and data, shown or not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
     parser = build_command_parser("rlhf.report", __doc__, has_json=True)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
-    parser.add_argument("--html", metavar="FILE", help="write the comparison to this page")
+    parser.add_argument("--html", metavar="FILE", help="also write the comparison as an HTML page")
     parser.add_argument(
         "--registry", metavar="FOLDER", help="folder whose runs count as tried; default: runs/"
     )

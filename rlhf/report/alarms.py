@@ -1,8 +1,8 @@
 """Warn of doubtful results, from the measurements that the phases of a run have stored.
 
-A rising score can look like success when it is not. These rules detect a reward model that guesses,
-responses that collapse, a policy that is far from its reference or exploits its reward model,
-rewards that fail, and scores that are equal for all responses in most steps or groups.
+A rising score can look like success when it is not. These rules detect a reward model that guesses
+or is suspiciously good, responses of changed length or without an end, a policy that is far from
+its reference or exploits its reward, rewards that fail, and scores that are equal too often.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain
 from rlhf.report.run_charts import report_parts
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
-TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy for it
+TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy to allow it
 WIDE = 0.2  # warn if an accuracy's 95 % interval is wider; 100 pairs give about this width
 LENGTH_FACTOR = 2.0  # largest factor by which the mean length of responses may change
 MOST_KL = 0.3  # nats per response token; warn above this KL, which metrics.yaml names too
@@ -26,14 +26,14 @@ FEW_ENDED = 0.5  # warn if a smaller share of responses ended by themselves
 MOST_FALLBACKS = 0.05  # warn if a larger share of training responses got fallback scores
 MOST_WITHOUT_SIGNAL = 0.5  # warn if all scores are equal in a larger share of steps or groups
 ROUNDING = 1e-6  # scores count as equal up to this std, relative to their mean if it is above 1
-HELD = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # the key that keeps a policy near its reference
-RATE = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the key of the policy's learning rate
-FEWER = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # the key that shortens training
+PENALTY_KEYS = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # keep a policy near its reference
+RATE_KEYS = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the policy's learning rate
+DURATION_KEYS = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # smaller values shorten training
 TEXTS = read_yaml_beside(__file__, "doubts.yaml")
 
 
 def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
-    """Return one line, with a suggestion, for each reason to doubt the results of ``phases``."""
+    """Return a line for each reason to doubt the results of ``phases``, most with a suggestion."""
     lines = [f"{name} is not a finite number" for name in non_finite_names(phases)]
     for name in ("reward", "dpo"):
         if name in phases:
@@ -59,16 +59,17 @@ def _accuracy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
-    keys = {"phase": phase, "held": HELD[phase], "rate": RATE[phase], "fewer": FEWER[phase]}
-    keys |= {"scorer": "reward model", "cure": "train a better reward model"}
+    values = {"phase": phase, "penalty_key": PENALTY_KEYS[phase], "rate_key": RATE_KEYS[phase]}
+    values |= {"duration_key": DURATION_KEYS[phase]}
+    values |= {"scorer": "reward model", "cure": "train a better reward model"}
     if "score_parts_after" in measures:
-        keys |= {"scorer": "rewards", "cure": "correct the parts of rewards"}
+        values |= {"scorer": "rewards", "cure": "correct the parts of rewards"}
     judges = judge_intervals(measures)
     fell = [judge for judge, (_, high) in judges.items() if high < 0 < least_score_gain(measures)]
     if fell:
-        yield TEXTS["exploits"].format(judge=" and ".join(fell), **keys)
+        yield TEXTS["exploits"].format(judge=" and ".join(fell), **values)
     elif is_score_alone(measures):
-        yield TEXTS["unmoved"].format(judge=next(iter(judges)), **keys)
+        yield TEXTS["unmoved"].format(judge=next(iter(judges)), **values)
     before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
         yield TEXTS["length"].format(phase=phase, before=before, after=after)
@@ -77,9 +78,9 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
         or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
         yield TEXTS["few_ended"].format(phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
-    has_mastered = "return_after" in measures and least_score_gain(measures) > 0  # a game
+    has_mastered = "return_after" in measures and least_score_gain(measures) > 0  # of a game
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
-        yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **keys)
+        yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **values)
 
 
 def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
@@ -90,27 +91,27 @@ def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
         yield TEXTS["failed"].format(failed=failed)
-    equal = {
+    shares_by_doubt = {
         "equal_scores": _equal_score_flags(series, "ppo/score"),
         "equal_clipped": _equal_score_flags(series, "ppo/clipped_score"),
         "equal_groups": [share for _, share in series.get("ppo/equal_group_share", ())],
     }
-    for name, shares in equal.items():
+    for name, shares in shares_by_doubt.items():
         if _lacks_learning_signal(shares, has_risen=has_risen):
             share = mean_of(shares)
             yield TEXTS[name].format(count=sum(shares), steps=len(shares), share=share)
             return
 
 
-def _lacks_learning_signal(equal: Sequence[float], *, has_risen: bool) -> bool:
-    """Return True if ``equal``, each step's share of equal scores, leaves too little to learn."""
-    has_converged = has_risen and min(equal[:1], default=1.0) < 1
-    return mean_of(equal) > MOST_WITHOUT_SIGNAL and not has_converged
+def _lacks_learning_signal(equal_shares: Sequence[float], *, has_risen: bool) -> bool:
+    """Return True if the shares of equal scores, one per step, leave too little to learn from."""
+    has_converged = has_risen and min(equal_shares[:1], default=1.0) < 1
+    return mean_of(equal_shares) > MOST_WITHOUT_SIGNAL and not has_converged
 
 
 def _equal_score_flags(series: PointsByMetric, name: str) -> list[float]:
     """Return for each step 1 if the score ``name`` was equal for all responses, otherwise 0."""
-    means, deviations = (series.get(f"{name}_{each}", ()) for each in ("mean", "std"))
+    means, deviations = (series.get(f"{name}_{part}", ()) for part in ("mean", "std"))
     return [
         float(deviation <= ROUNDING * max(1.0, abs(mean)))
         for (_, mean), (_, deviation) in zip(means, deviations, strict=False)

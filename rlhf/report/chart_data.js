@@ -1,8 +1,8 @@
-// Turns the lines of a chart into the columns that uPlot draws, and finds the ends of its axes.
+// Converts the lines of a chart to the columns that uPlot draws, and finds the ends of its axes.
 const FEWEST_TO_SMOOTH = 20; // points that a line needs to be smoothed
 const look = {picked: null, smoothing: null, isLog: false}; // what the reader has chosen for all charts
 
-// Charts with the same x axis share its ends, the part that is visible (null: everything) and the pointer.
+// Charts with the same x label share the ends of the x axis, its visible part (null: all of it) and the pointer.
 const groups = new Map();
 const groupOf = (label) => {
   if (!groups.has(label)) groups.set(label, {charts: new Set(), view: null});
@@ -15,7 +15,7 @@ const ends = (group) => {
   return padded(...widened(low, high, null), 0.03);
 };
 
-// uPlot needs one x column: lines are merged by x, and a row has the place of each line's point.
+// uPlot needs one x column: lines are merged by x, and a row has the index of each line's point (`at`).
 const merged = (lines) => {
   const rows = [];
   const points = lines.flatMap((line, index) => line.x.map((x, place) => ({x, index, place})));
@@ -27,7 +27,7 @@ const merged = (lines) => {
   return rows;
 };
 
-// Exponential moving average; the division corrects for the values missing before the first.
+// An exponential moving average; the division corrects for the missing values before the first.
 const smoothed = (ys) => {
   let sum = 0, weight = 0;
   return ys.map((y) => {
@@ -40,14 +40,14 @@ const isSmoothed = (line) => look.smoothing > 0 && line.isSeries && line.joined 
 const lows = (line) => line.low ?? line.y.map((y, place) => y - (line.half?.[place] ?? 0));
 const highs = (line) => line.high ?? line.y.map((y, place) => y + (line.half?.[place] ?? 0));
 
-// Replaces the data of a chart, which come with the page or as updates.
+// Sets or replaces the data of a chart, which come with the page or as updates.
 const fill = (chart, data) => Object.assign(chart, data, {
   rows: merged(data.lines),
   xRange: range(data.lines.flatMap(xRange)),
   floor: data.lines.every((line) => line.y.every((y) => y >= 0)) ? 0 : -Infinity,
 });
 
-// The columns that uPlot draws: x, every line, and every line again where it is smoothed.
+// Returns the columns that uPlot draws: x, every line, and every line again, smoothed (or empty).
 const columns = ({lines, rows}) => {
   const column = (values, index) => rows.map((row) => values[row.at[index]] ?? null);
   const smooth = lines.map((line) => isSmoothed(line) ? smoothed(line.y) : []);

@@ -1,8 +1,8 @@
-// Draws every chart of the page with uPlot, and adds what uPlot lacks: the keyboard, a line with the
-// values under the pointer, a shared step, smoothing, and a table of the values.
+// Draws every chart of the page with uPlot, and adds what uPlot lacks: use by keyboard, a text with the
+// values under the pointer, a pointer that charts share, smoothing, and a table of the values.
 const HEIGHT = 220;
-const MOST_DOTS = 40; // points of a line that are also drawn as dots
-const MOST_RAW = 500; // points of a line beyond which smoothing is on at first
+const MOST_DOTS = 40; // a line of more points is drawn without dots
+const MOST_RAW = 500; // with a line of more points, smoothing is on at first
 const DASHES = [[], [6, 3], [2, 3], [9, 3, 2, 3]];
 
 const show = (group, view) => {
@@ -28,7 +28,7 @@ const valueText = (line, place) => {
   if (line.low) return `${shown(line.y[place])} (${shown(line.low[place])} to ${shown(line.high[place])})`;
   return shown(line.y[place]) + (line.half?.[place] ? ` ± ${shown(line.half[place])}` : "");
 };
-// Of a line without a point at x, returns the nearest point, which is shown with its own x.
+// Returns the index of the line's point that is nearest to a row; it is shown with its x if that differs.
 const nearest = (u, series, index) => {
   const column = u.data[series];
   for (let away = 0; away < column.length; away++) {
@@ -48,7 +48,7 @@ const tell = (chart, index) => {
   chart.figure.querySelector("output").textContent = `${xName(chart, rows[index])}: ${values.join(", ")}`;
 };
 
-// Functions below read chart.lines when they are called, since new data can replace it.
+// The callbacks below read chart.lines again when they are called, since new data can replace it.
 const draw = (chart) => {
   const {box, figure, group, lines} = chart;
   const colour = (name) => getComputedStyle(box).getPropertyValue(name);
@@ -66,7 +66,7 @@ const draw = (chart) => {
   };
   const isWhole = () => chart.rows.every((row) => Number.isInteger(row.x));
   const xSteps = () => isWhole() ? STEPS.filter((step) => step >= 1) : STEPS;
-  // Keeps marks at possible values only: no share above 1, nothing below 0 if no value is.
+  // Drops marks at impossible values: shares above 1, and values below 0 if the chart has none.
   const possible = (u, marks) =>
     marks.map((mark) => mark < chart.floor || mark > (chart.most ?? Infinity) ? null : mark);
   const yEnds = () => {
@@ -142,7 +142,7 @@ const draw = (chart) => {
   chart.isLog = isLog;
 };
 
-// The keyboard, and the table of values.
+// Adds the keyboard commands and the table of values to a chart.
 const listen = (chart) => {
   const {box, figure, group} = chart;
   const go = (wanted) => {
@@ -150,7 +150,7 @@ const listen = (chart) => {
     const {min, max} = chart.plot.scales.x;
     if (x < min || x > max) show(group, [x - (max - min) / 2, x + (max - min) / 2]);
     chart.plot.setCursor({left: chart.plot.valToPos(x, "x"), top: HEIGHT / 2}, true, true);
-    tell(chart, index); // of several points at one x uPlot finds the first
+    tell(chart, index); // setCursor finds the first of several points at one x
   };
   const zoom = (factor) => {
     const {min, max} = chart.plot.scales.x;
@@ -173,7 +173,7 @@ const listen = (chart) => {
     event.preventDefault();
     keys[event.key]();
   });
-  // Of the linked charts only the one with the focus is read out.
+  // Of the charts that share a pointer, screen readers read only the one with the focus.
   box.addEventListener("focus", () => figure.querySelector("output").setAttribute("aria-live", "polite"));
   box.addEventListener("blur", () => figure.querySelector("output").setAttribute("aria-live", "off"));
 
@@ -197,7 +197,7 @@ const listen = (chart) => {
   values.addEventListener("toggle", () => values.querySelector("div").replaceChildren(table()));
 };
 
-// A chart is drawn when it first has a width: those in a folded part wait until it is opened.
+// A chart is drawn when it first has a width: charts in a closed section wait until it is opened.
 const charts = new Map();
 const drawAgain = () => charts.forEach((chart) => chart.plot && draw(chart));
 const sizes = new ResizeObserver((entries) => {
@@ -212,7 +212,7 @@ const sizes = new ResizeObserver((entries) => {
     else draw(chart);
   }
 });
-// Lines of very many points would be solid bands, so they are smoothed until the reader chooses.
+// Lines of very many points would look like bands, so they are smoothed until the reader chooses.
 const smoothLong = ({lines}) => {
   if (look.smoothing !== null || !lines.some((line) => line.joined && line.x.length > MOST_RAW)) return;
   document.getElementById("smoothing").value = look.smoothing = 0.6;
@@ -224,8 +224,8 @@ const add = (box, data) => {
   sizes.observe(box);
 };
 const found = [...document.querySelectorAll("[data-chart]")].map((box) => [box, JSON.parse(box.dataset.chart)]);
-for (const [box, data] of found) if (data.lines) add(box, data); // a page that follows a run sends them later
-// A page that follows a run passes new data of a chart to the box of the chart, which may be new. The zoom stays.
+for (const [box, data] of found) if (data.lines) add(box, data); // a live page gets its data later
+// A live page sends new data of a chart as an event to the chart's box, which may be a new one. The zoom stays.
 document.addEventListener("chart", ({target, detail}) => {
   target.chart = detail;
   const chart = charts.get(target);

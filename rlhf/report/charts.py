@@ -1,4 +1,4 @@
-"""Read the files of a run directory; build charts as data, which ``charts.js`` draws with uPlot.
+"""Read the files of a run directory, and build charts as data that ``charts.js`` draws with uPlot.
 
 The main charts are listed in panels.yaml.
 """
@@ -21,11 +21,11 @@ from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
 
-MOST_POINTS = 600  # most points per line; a longer line keeps the lowest and highest of each bucket
-FEWEST_JOINED = 6  # fewer points are dots: a line would suggest values between them
+MOST_POINTS = 600  # most points per line; of more, the lowest and highest of each bucket are kept
+FEWEST_JOINED = 6  # fewer points are drawn as dots: a line would suggest values between them
 SHARE = "share"  # the unit of values between 0 and 1
 DIGITS = 6  # significant digits of a value in a chart's data
-MOST_SAMPLES = 4000  # most samples on the page, which shows the last samples
+MOST_SAMPLES = 4000  # the page shows at most this many samples, the last ones
 
 Point = tuple[float, float]
 PointsByMetric = Mapping[str, Sequence[Point]]  # points (step, value) by metric name
@@ -41,14 +41,14 @@ class Line(NamedTuple):
     x_half: Sequence[float] = ()
     names: Sequence[str] = ()  # a name per point, shown instead of its x value
     settings: Sequence[int] = ()  # in a sweep, the setting's number (from 0) per point
-    setting: int | None = None  # the number of the setting whose runs the whole line shows
-    low: Sequence[float] = ()  # the lower and upper end of a band around the line
-    high: Sequence[float] = ()
-    runs: Sequence[Sequence[float]] = ()  # y of the runs whose mean it is, drawn instead of a band
+    setting: int | None = None  # in a sweep, the setting's number of the whole line
+    low: Sequence[float] = ()  # lower ends of a band around the line, per point
+    high: Sequence[float] = ()  # upper ends of the band
+    runs: Sequence[Sequence[float]] = ()  # y values per run, if the line is a mean of runs
 
 
 class Flag(NamedTuple):
-    """A mark at an x value, with its text and the id of the page element that it links to."""
+    """A mark at an x value: its text, and the id of the page element to which it links."""
 
     x: float
     text: str
@@ -63,7 +63,7 @@ class Tick(NamedTuple):
 
 
 class LegendKey(NamedTuple):
-    """An entry of a chart's legend; ``tone`` is the number of the line's colour."""
+    """An entry of a chart's legend; ``tone`` is the number of its colour in report.css."""
 
     label: str
     tone: int
@@ -71,12 +71,12 @@ class LegendKey(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart: its texts (``said`` is for screen readers), and the data that charts.js draws."""
+    """A chart: texts (``description`` is for screen readers), and the data that charts.js draws."""
 
     title: str
-    said: str
+    description: str
     unit: str
-    healthy: str  # the legend of the healthy range; "": the chart has none
+    healthy: str  # the text of the healthy range; "" without such a range
     keys: Sequence[LegendKey]
     flags: Sequence[Flag]
     data: dict[str, Any]
@@ -96,25 +96,25 @@ def line_chart(
     """Return a chart of up to eight lines, or None if no point is finite.
 
     Points that are not finite are dropped. ``healthy`` is a range of y values to shade. ``x_ticks``
-    replace the default ticks of the x axis. ``Chart.said`` names each line's first and last value.
-    If ``unit`` is ``SHARE`` and no value is above 1, the y axis ends at 1.
+    replace the default ticks of the x axis. The chart's description has each line's first and last
+    value. If ``unit`` is ``SHARE`` and no value is above 1, the y axis ends at 1.
     """
     shown = [finite for line in lines if (finite := _drop_non_finite_points(line)).points]
     if not shown:
         return None
-    said = "; ".join(
+    value_ranges = "; ".join(
         f"{line.label} from {number_text(line.points[0][1])} to {number_text(line.points[-1][1])}"
         for line in shown
     )
     highest = max(y for line in shown for _, y in line.points)
     return Chart(
         title,
-        f"{title}: {said}",
+        f"{title}: {value_ranges}",
         unit,
         "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
         [
-            LegendKey(each.label, n if each.setting is None else each.setting, each.is_joined)
-            for n, each in enumerate(shown)
+            LegendKey(line.label, n if line.setting is None else line.setting, line.is_joined)
+            for n, line in enumerate(shown)
         ],
         flags,
         {
@@ -129,7 +129,7 @@ def line_chart(
 
 
 def number_text(value: float) -> str:
-    """Return a number as text with three significant digits."""
+    """Return a number as short text: "0.123", "12346" for 12345.6, "1.2e+06"."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     if 1e3 <= abs(value) < 1e6:  # noqa: PLR2004
@@ -138,7 +138,7 @@ def number_text(value: float) -> str:
 
 
 def thin_points(points: Sequence[Point]) -> list[Point]:
-    """Return ``points``; if over ``MOST_POINTS``, only the lowest and highest of each bucket."""
+    """Return the points; of over ``MOST_POINTS``, only the lowest and highest of each bucket."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
@@ -158,8 +158,8 @@ def _drop_non_finite_points(line: Line) -> Line:
 
 def _line_data(line: Line) -> dict[str, Any]:
     """Return the data of a line for charts.js, without empty columns."""
-    is_whole = line.half or line.names or line.low
-    points = line.points if is_whole else thin_points(line.points)
+    keeps_all_points = line.half or line.names or line.low
+    points = line.points if keeps_all_points else thin_points(line.points)
     columns: dict[str, Sequence[object]] = {
         "x": _round_values(x for x, _ in points),
         "y": _round_values(y for _, y in points),
@@ -180,7 +180,7 @@ def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
 
 
-FILE = "panels.yaml"
+PANELS_FILE = "panels.yaml"
 
 
 class Panel(NamedTuple):
@@ -192,7 +192,7 @@ class Panel(NamedTuple):
 
 
 def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
-    """Return panels by section, PPO's first: of one metric, or of several with their labels."""
+    """Return the panels of panels.yaml (or of a table in its form) by section, PPO's first."""
     return {
         title: [
             Panel(name, (metrics,))
@@ -204,24 +204,24 @@ def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
     }
 
 
-TABLE = merge_tables(
+PANEL_TABLE = merge_tables(
     [
-        read_yaml_beside(__file__, FILE),
-        *read_option_tables(FILE),
-        *(read_table(method, FILE, _parse_panels) for method in installed_methods()),
+        read_yaml_beside(__file__, PANELS_FILE),
+        *read_option_tables(PANELS_FILE),
+        *(read_table(method, PANELS_FILE, _parse_panels) for method in installed_methods()),
     ]
 )
-PANELS: Mapping[str, Sequence[Panel]] = _parse_panels(TABLE)
+PANELS: Mapping[str, Sequence[Panel]] = _parse_panels(PANEL_TABLE)
 
 
 def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
-    """Return ``PANELS``, plus a panel for the metrics of the reward's parts among ``names``."""
+    """Return ``PANELS``, plus panels for those metrics ``names`` that belong to reward parts."""
     refuse_broken_methods()
     panels = dict(PANELS)
     titles = {"ppo/parts/": "Parts of the score", "ppo/eval_parts/": "Parts, held-out"}
     for prefix, title in titles.items():
-        if parts := tuple(name for name in names if name.startswith(prefix)):
-            panel = Panel(title, parts, tuple(name.removeprefix(prefix) for name in parts))
+        if metrics := tuple(name for name in names if name.startswith(prefix)):
+            panel = Panel(title, metrics, tuple(name.removeprefix(prefix) for name in metrics))
             panels["PPO: reward"] = (*panels["PPO: reward"], panel)
     return panels
 
@@ -235,11 +235,11 @@ class RunFiles(NamedTuple):
     samples: Sequence[Mapping[str, Any]]
     alarms: Sequence[Alarm]
     result: Mapping[str, Any] | None  # None: the run has not finished
-    beside: Mapping[str, PointsByMetric] = {}  # metrics of other runs to draw, by the runs' names
+    beside: Mapping[str, PointsByMetric] = {}  # by name, metrics of other runs that charts show too
 
 
 def read_run_files(run_dir: Path) -> RunFiles:
-    """Read the files that a run has written so far; skip an incomplete last line."""
+    """Read the files that a run has written so far; skip an incomplete last line of a file."""
     return RunFiles(
         folder=run_dir,
         config=read_frozen_keys(run_dir),
@@ -251,7 +251,7 @@ def read_run_files(run_dir: Path) -> RunFiles:
 
 
 def read_metric_series(run_dir: Path) -> PointsByMetric:
-    """Return the metrics that a run has logged so far; skip an incomplete last line."""
+    """Read the metrics that a run has logged so far; skip an incomplete last line."""
     series: dict[str, list[Point]] = {}
     for line in METRICS_FILE.read_lines(run_dir):
         add_points(series, line)
@@ -259,7 +259,7 @@ def read_metric_series(run_dir: Path) -> PointsByMetric:
 
 
 def add_points(series: dict[str, list[Point]], line: Mapping[str, Any]) -> None:
-    """Add the metrics in a ``line`` of metrics.jsonl to ``series``."""
+    """Add the points of one ``line`` of metrics.jsonl to ``series``."""
     for name, value in line.items():
         if documented_name(name) in METRICS:
             point = (line["step"], math.nan if value is None else value)

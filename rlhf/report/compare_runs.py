@@ -1,8 +1,7 @@
 """Print a comparison of runs in 80 columns, and write its page; for a sweep, also its results.
 
-The page (of a sweep: ``sweep.html``) shows the settings and their curves.
-It is one file that loads nothing. It is made only from files of the runs, so a sweep that was
-stopped has a page too.
+The page, ``sweep.html`` for a sweep, shows the settings and their curves. It is one file that loads
+nothing. It is made only from files of the runs, so a sweep that was stopped has a page too.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ DOUBTS = {  # the sentence for each verdict that reports no difference
     "one seed": "one seed tells nothing: give three or more",
     "two seeds": "two seeds tell nothing: give three or more",
     "no spread": "no spread between seeds",
-    "": "objectives of other meaning are not compared",
+    "": "objectives with different meanings are not compared",
 }
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
@@ -65,26 +64,26 @@ def print_comparison(
 ) -> dict[str, Any]:
     """Print and return a comparison of the runs in ``paths``; write its page to the file ``html``.
 
-    If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder. The
-    settings that were tried are counted in ``registry`` or, by default, as ``find_tried`` does.
+    If ``paths`` is one sweep, its page and its numbers are also written to the sweep's folder.
+    ``find_tried`` counts the settings that were tried, in ``registry`` if it is given.
 
     Raises:
         CheckpointError: if a path holds no run.
         ConfigError: if the folder of ``html``, or ``registry``, does not exist.
     """
     if html is not None and not html.parent.is_dir():
-        raise ConfigError(f"--html={html}: there is no folder {html.parent}; make it first")
+        raise ConfigError(f"--html={html}: there is no folder {html.parent}; create it first")
     if registry is not None and not registry.is_dir():
         raise ConfigError(f"--registry={registry}: there is no such folder; name one with runs")
     settings = group_runs_by_setting(list(map(read_compared_run, find_run_folders(paths))))
     tried = find_tried(settings, registry=registry, is_whole_folder=len(paths) == 1)
-    found = compare_with_first(settings, tried)
-    content = comparison_json(settings, found)
+    comparison = compare_with_first(settings, tried)
+    content = comparison_json(settings, comparison)
     console = Console()
     for line in legend_lines(settings):
         console.say(line)
-    console.show(comparison_table(settings, found))
-    for line in filter(None, (describe_unlikeness(settings), *note_lines(settings, found))):
+    console.show(comparison_table(settings, comparison))
+    for line in filter(None, (describe_unlikeness(settings), *note_lines(settings, comparison))):
         console.say(line)
     for run in (run for setting in settings for run in setting.runs if not run.measures):
         console.say(f"no result: {run.folder}")
@@ -100,42 +99,42 @@ def print_comparison(
 
 
 def legend_lines(settings: Sequence[Setting]) -> Iterator[str]:
-    """Yield a line for each setting: its number in the table, its runs and its differing keys."""
+    """Yield a title, and for each setting its number in the table, its runs and its values."""
     yield "Settings"
     for number, setting in enumerate(settings, 1):
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)} runs"
         yield f"  {number:>2}  {counted}  {setting.label}"
 
 
-def comparison_table(settings: Sequence[Setting], found: SettingsComparison) -> Table:
+def comparison_table(settings: Sequence[Setting], comparison: SettingsComparison) -> Table:
     """Return a table of each measure's mean, 95 % interval and difference from the baseline."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    baseline = next((n for n, s in enumerate(settings, 1) if s is found.baseline), 1)
+    baseline = next((n for n, s in enumerate(settings, 1) if s is comparison.baseline), 1)
     columns = ("measure", "setting", "mean", f"minus setting {baseline}", "")
     for title in columns:
         table.add_column(title, justify="left" if title in {"measure", ""} else "right")
-    for title in found.titles:
-        names = iter((title,))
+    for title in comparison.titles:
+        measure_cell = iter((title,))  # only the first row of a measure has it
         for number, setting in enumerate(settings):
             if (mean := setting.estimates().get(title)) is None:
                 continue
-            difference = found.differences.get((number, title))
+            difference = comparison.differences.get((number, title))
             cells = [estimate_text(difference.estimate, "+")] if difference else [""]
             table.add_row(
-                *(next(names, ""), str(number + 1), estimate_text(mean)),
-                *(*cells, found.verdict_text(number, title)),
+                *(next(measure_cell, ""), str(number + 1), estimate_text(mean)),
+                *(*cells, comparison.verdict_text(number, title)),
             )
         table.add_section()
     return table
 
 
-def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterator[str]:
-    """Yield sentences on doubtful runs, what was tried, verdicts, and what is not compared."""
+def note_lines(settings: Sequence[Setting], comparison: SettingsComparison) -> Iterator[str]:
+    """Yield sentences on doubtful runs, the settings tried, verdicts, and measures left out."""
     yield from filter(None, (describe_doubts(n, each) for n, each in enumerate(settings, 1)))
-    tried, tests = found.tried, found.num_tests
+    tried, tests = comparison.tried, comparison.num_tests
     if tried.num_settings > 1:
         names = " and ".join(place.name for place in tried.places)
         places = f" in {names}" if names else ""
@@ -147,16 +146,16 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
             "several owes part of its value to luck: expect less from new seeds."
         )
     if tried.num_settings > len(settings):
-        yield "--registry FOLDER, chosen before the results, counts the runs of that folder only."
+        yield "--registry FOLDER counts only the runs in FOLDER; choose it before you see results."
     if tests:
         yield (
-            "± is the 95 % interval over seeds; of a difference, over pairs of runs with the same "
-            "seed if there are any. higher, lower: a difference that Holm's correction at 5 % "
-            f"keeps. {UNCLEAR} (+N): none is detected; N more seeds of each setting detect one in "
-            "4 of 5 cases if it and its spread are as measured. Fix their number before you start "
-            "them."
+            "± is the 95 % interval over seeds, for a difference over pairs of runs with the same "
+            "seed if there are any. higher, lower: a difference that is significant at 5 % after "
+            f"Holm's correction. {UNCLEAR} (+N): none is detected; N more seeds of each setting "
+            "detect one in 4 of 5 cases, if the true difference and spread are as measured. Choose "
+            "N before you start them."
         )
-    elif found.differences:
+    elif comparison.differences:
         yield (
             "Fewer than three seeds tell nothing about a difference and have no interval: give "
             "seed=1,2,3 or more."
@@ -165,16 +164,17 @@ def note_lines(settings: Sequence[Setting], found: SettingsComparison) -> Iterat
     if numbers:
         named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
         yield (
-            f"Seeds of setting {', '.join(map(str, numbers))} share the phases before the last, of "
-            f"{named}: their spread is that of the last phase alone. Another SFT or reward model "
-            "may differ by more than ± says."
+            f"Runs of setting {', '.join(map(str, numbers))} share the phases before the last, of "
+            f"{named}: ± has only the spread of the last phase. With another SFT or reward model "
+            "the results may differ by more."
         )
-    if shares := [d.prompt_share for d in found.differences.values() if d.prompt_share is not None]:
+    known = (difference.prompt_share for difference in comparison.differences.values())
+    if shares := [share for share in known if share is not None]:
         yield (
             f"Noise of single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance of "
-            "differences between seeds: that part shrinks with ppo.eval_prompts too."
+            "differences over seeds: more ppo.eval_prompts reduce this part, too."
         )
-    for title, reason in found.left_out.items():
+    for title, reason in comparison.left_out.items():
         yield f"not compared: {title} ({reason})"
 
 
@@ -187,7 +187,7 @@ class StudyResults(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """Return a sentence that names the best trials: all on the Pareto front, or all tied."""
+        """Return a sentence that names the solutions: the Pareto front, or the best trials."""
         goals = [f"{name} (higher)" for name in self.maximize]
         goals += [f"{name} (lower)" for name in self.minimize]
         named = " and ".join(goals)
@@ -201,15 +201,15 @@ class StudyResults(NamedTuple):
         return f"Best {named} is {value:.4g}: trial{'s' if tied else ''} {trials}{tied}"
 
     def has_solution(self, setting: Setting) -> bool:
-        """Return True if a trial with the values of ``setting`` is a solution."""
+        """Return True if one of the trials in ``setting`` is a solution."""
         return not self.solutions.keys().isdisjoint(trial_numbers(setting))
 
 
 def read_study_results(folder: Path) -> StudyResults | None:
-    """Read the objectives and solutions of the search in ``folder``; None if it has no search.
+    """Read the objectives and solutions of the search in ``folder``; None if it is not a search.
 
     Raises:
-        DamagedFileError: if the file has another form than searches write.
+        DamagedFileError: if optimization_results.yaml is not what a search writes.
     """
     path = folder / STUDY_RESULTS
     if (text := read_stored_text(path)) is None:
@@ -229,7 +229,7 @@ def read_study_results(folder: Path) -> StudyResults | None:
 
 
 def trial_numbers(setting: Setting) -> list[int]:
-    """Return the numbers of the trials that used the values of ``setting``; [] in a sweep."""
+    """Return the numbers of the trials in ``setting``, from their folders' names; [] in a sweep."""
     names = (run.folder.name.partition(",")[0] for run in setting.runs)
     return [int(name) for name in names if name.isdecimal()]
 
@@ -251,9 +251,9 @@ def sweep_page(
     study: StudyResults | None = None,
     tried: Tried | None = None,
 ) -> str:
-    """Return the HTML that compares settings, solutions of ``study`` first, then by objective.
+    """Return the HTML that compares settings: solutions of ``study`` first, then by objective.
 
-    Settings that answer different questions keep their order.
+    The order stays as it is if the settings answer different questions (``describe_unlikeness``).
     """
     runs = [run for setting in settings for run in setting.runs]
     done = [(n, setting) for n, setting in enumerate(settings) if setting.finished_runs()]
@@ -264,41 +264,42 @@ def sweep_page(
             done.sort(key=lambda each: not study.has_solution(each[1]))
     unfinished = [setting for setting in settings if not setting.finished_runs()]
     left_out = [run.folder.name for run in runs if not run.measures]
-    place = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
-    found = compare_with_first(settings, tried)
+    counted = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
+    comparison = compare_with_first(settings, tried)
     verdict = Headline(unlike, is_doubtful=True, has_best=False)
     if not unlike:
-        verdict = _headline(done, found, study)
+        verdict = _headline(done, comparison, study)
     if done and describe_doubts(done[0][0] + 1, done[0][1]):
-        told = f"{verdict.text}; its runs have reasons to doubt them"
-        verdict = verdict._replace(text=told, is_doubtful=True)
+        text = f"{verdict.text}; its runs have reasons to doubt them"
+        verdict = verdict._replace(text=text, is_doubtful=True)
     return render_template(
         "sweep.html",
         scripts=["sweep.js"],
         title=title,
         verdict=verdict,
-        place=f"{place}, without {', '.join(left_out)}" if left_out else place,
+        subtitle=f"{counted}, without {', '.join(left_out)}" if left_out else counted,
         curves=setting_curves([*(setting for _, setting in done), *unfinished]),
-        tiles=[*_tiles(done, found)] if verdict.has_best and done[1:] and not study else [],
+        tiles=[*_tiles(done, comparison)] if verdict.has_best and done[1:] and not study else [],
         is_ranked=not unlike,
-        notes=list(note_lines(settings, found)),
-        **_tables_and_charts(done, found, study),
+        notes=list(note_lines(settings, comparison)),
+        **_tables_and_charts(done, comparison, study),
     )
 
 
 def _headline(
-    done: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+    done: Sequence[Ranked], comparison: SettingsComparison, study: StudyResults | None
 ) -> Headline:
     """Return the headline: the solutions of a search, or the best setting and its verdict."""
     if not done:
         return Headline("No run has finished.", is_doubtful=True)
     if study is not None:
         return Headline(study.headline, is_doubtful=not study.solutions)
-    goal = _objective_title(found)
-    others = [found.verdict(n, goal) for n, setting in done if setting is not found.baseline]
+    goal = _objective_title(comparison)
+    rivals = [n for n, setting in done if setting is not comparison.baseline]
+    verdicts = [comparison.verdict(n, goal) for n in rivals]
     objectives = {setting.estimates()["objective"].mean for _, setting in done}
     equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
-    if reason := DOUBTS[""] if "" in others else equal:
+    if reason := DOUBTS[""] if "" in verdicts else equal:
         text = f"{reason}: none of {len(done)} settings is best"
         return Headline(text, is_doubtful=True, has_best=False)
     number, best = done[0]
@@ -306,18 +307,18 @@ def _headline(
     reached = f"{goal} {best.reached_text('objective')}"
     if len(done) == 1:
         return Headline(f"{name}: {reached}", is_doubtful=False)
-    if best is not found.baseline:
-        told = found.verdict(number, goal)
-        ending = DOUBTS.get(told, f"{told} than the baseline")
-        is_doubtful = told in DOUBTS
+    if best is not comparison.baseline:
+        verdict = comparison.verdict(number, goal)
+        ending = DOUBTS.get(verdict, f"{verdict} than the baseline")
+        is_doubtful = verdict in DOUBTS
     else:
-        doubtful = [told for told in others if told != "lower"]
+        doubtful = [verdict for verdict in verdicts if verdict != "lower"]
         ending = DOUBTS.get(doubtful[0], doubtful[0]) if doubtful else "higher than all others"
         is_doubtful = bool(doubtful)
-        number, rest = done[1][0], f"from {len(doubtful)} of {len(others)} others"
-        ending = ending.replace("from the baseline", rest)
-    if isinstance(more := found.more_seeds(number, goal), int):
-        ending += f" with these seeds; {more} more of each setting may tell one"
+        number, unclear = done[1][0], f"from {len(doubtful)} of {len(verdicts)} others"
+        ending = ending.replace("from the baseline", unclear)
+    if isinstance(more := comparison.more_seeds(number, goal), int):
+        ending += f" with these seeds; {more} more of each setting may detect one"
     word = "leads, but may not be better" if is_doubtful else "is best"
     if best.estimates()["objective"].mean < best.start("objective"):
         word = "fell least" + ", but may not be better" * is_doubtful
@@ -329,38 +330,39 @@ def _short_name(setting: Setting) -> str:
     return setting.label if len(setting.label) <= LONGEST_NAME else setting.runs[0].folder.name
 
 
-def _tiles(done: Sequence[Ranked], found: SettingsComparison) -> Iterator[Tile]:
+def _tiles(done: Sequence[Ranked], comparison: SettingsComparison) -> Iterator[Tile]:
     """Yield tiles with the best setting's objective, its lead and its KL.
 
     The best is compared with the baseline or, if it is the baseline, with the next best.
     """
-    (number, best), (other, rival) = done[:2]
-    goal, whose, sign = _objective_title(found), "next best", -1
-    if best is not found.baseline and found.baseline is not None:
-        other, rival, whose, sign = number, found.baseline, "baseline", 1
+    (number, best), (compared, rival) = done[:2]
+    goal, rival_name, sign = _objective_title(comparison), "next best", -1
+    if best is not comparison.baseline and comparison.baseline is not None:
+        compared, rival, rival_name, sign = number, comparison.baseline, "baseline", 1
     start, reached = best.start("objective"), f"{best.estimates()['objective'].mean:.3f}"
     before = "" if math.isnan(start) else f"{start:.3f}"
     meaning = MEANINGS.get(goal) or best.runs[0].meanings.get("objective", goal)
-    note = f"{meaning}; {whose} {_short_name(rival)}: {rival.reached_text('objective')}"
+    note = f"{meaning}; {rival_name} {_short_name(rival)}: {rival.reached_text('objective')}"
     yield Tile(f"{goal}, {'start → ' if before else ''}best", before, reached, note)
-    if (told := found.differences.get((other, goal))) is not None:
-        paired = ", paired by seed" if told.estimate.size == told.fewest_seeds else ""
-        seeds = f"{told.fewest_seeds} seed{'s' * (told.fewest_seeds > 1)} of each setting{paired}"
+    if (difference := comparison.differences.get((compared, goal))) is not None:
+        estimate, size = difference.estimate, difference.fewest_seeds
+        paired = ", paired by seed" if estimate.size == size else ""
+        seeds = f"{size} seed{'s' * (size > 1)} of each setting{paired}"
         note = f"no interval from {seeds}"
-        if not math.isnan(told.estimate.half):
-            corrected = f"corrected for {found.num_tests} differences"
-            note = f"alone ± {told.estimate.half:.4f} (95 %, {seeds}); the verdict is {corrected}"
-        unclear = f", {UNCLEAR}" if found.verdict(other, goal) == "-" else ""
-        lead = f"{sign * told.estimate.mean:+.4f}{unclear}"
-        yield Tile(f"lead over the {whose}", "", lead, note)
-    ends = [each.estimates() for each in (rival, best)]
-    if all(KL in each for each in ends):
-        before, after = (number_text(each[KL].mean) for each in ends)
-        yield Tile(f"KL, {whose} → best", before, after, "nats from the model before PPO")
+        if not math.isnan(estimate.half):
+            corrected = f"corrected for {comparison.num_tests} differences"
+            note = f"alone ± {estimate.half:.4f} (95 %, {seeds}); the verdict is {corrected}"
+        unclear = f", {UNCLEAR}" if comparison.verdict(compared, goal) == "-" else ""
+        lead = f"{sign * estimate.mean:+.4f}{unclear}"
+        yield Tile(f"lead over the {rival_name}", "", lead, note)
+    estimates = [setting.estimates() for setting in (rival, best)]
+    if all(KL in by_title for by_title in estimates):
+        before, after = (number_text(by_title[KL].mean) for by_title in estimates)
+        yield Tile(f"KL, {rival_name} → best", before, after, "nats from the model before PPO")
 
 
 def describe_doubts(number: int, setting: Setting) -> str:
-    """Return a sentence on the runs of a setting that have reasons to doubt them; "" for none."""
+    """Return a sentence on the doubtful runs of a setting, with a reason; "" if there are none."""
     doubted = {}
     for run in setting.finished_runs():
         lines = [alarm.line for alarm in read_alarms(run.folder)]
@@ -379,21 +381,21 @@ def describe_doubts(number: int, setting: Setting) -> str:
     )
 
 
-def _objective_title(found: SettingsComparison) -> str:
+def _objective_title(comparison: SettingsComparison) -> str:
     """Return "objective", or "gold" if the objective is hidden because it is the gold score."""
-    return "objective" if "objective" in found.titles else "gold"
+    return "objective" if "objective" in comparison.titles else "gold"
 
 
 def _tables_and_charts(
-    ranked: Sequence[Ranked], found: SettingsComparison, study: StudyResults | None
+    ranked: Sequence[Ranked], comparison: SettingsComparison, study: StudyResults | None
 ) -> dict[str, Any]:
-    """Return the tables and charts of settings with finished runs, by name; None without any."""
+    """Return the table of settings with finished runs (None without any), and charts over KL."""
     done = [setting for _, setting in ranked]
-    titles = [title for title in found.titles if all(title in s.estimates() for s in done)]
-    comparable = [title for title in titles if title not in found.left_out]
+    titles = [title for title in comparison.titles if all(title in s.estimates() for s in done)]
+    comparable = [title for title in titles if title not in comparison.left_out]
     goals = [goal for goal in GOALS if goal in comparable and KL in titles and len(done) > 1]
     return {
-        "table": _settings_table(ranked, titles, found, study) if ranked else None,
+        "table": _settings_table(ranked, titles, comparison, study) if ranked else None,
         "frontiers": [frontier_chart(goal, done) for goal in goals],
     }
 
@@ -401,23 +403,23 @@ def _tables_and_charts(
 def _settings_table(
     done: Sequence[Ranked],
     titles: Sequence[str],
-    found: SettingsComparison,
+    comparison: SettingsComparison,
     study: StudyResults | None,
 ) -> dict[str, Any]:
     """Return the titles of measures and of the last column, and a row for each setting."""
-    goal, rows = _objective_title(found), []
+    goal, rows = _objective_title(comparison), []
     for number, setting in done:
         if study is not None:
             verdict = "solution" if study.has_solution(setting) else ""
-        elif setting is found.baseline:
+        elif setting is comparison.baseline:
             verdict = "baseline"
         else:
-            verdict = found.verdict_text(number, goal)
+            verdict = comparison.verdict_text(number, goal)
         counted = f"{len(setting.finished_runs())} of {len(setting.runs)}"
         measures = [
-            told if told == NOT_COMPARED else setting.reached_text(title)
+            text if text == NOT_COMPARED else setting.reached_text(title)
             for title in titles
-            for told in [found.verdict_text(number, title)]
+            for text in [comparison.verdict_text(number, title)]
         ]
         trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
         label = f"trial {trials}: {setting.label}" if trials else setting.label

@@ -2,7 +2,7 @@
 
 Only numbers with the same meaning are compared. The meaning of a score is the reward that gave it.
 A reward model is identified by the hash of its weights, so scores are compared only between runs
-that share it (``from_run``, the store of phases).
+that share a reward model (through ``from_run`` or the store of phases).
 
 If you pick the best of many settings and compare it with another, you make, in effect, all the
 comparisons that led to this choice. So the settings of all runs that ask the same question count:
@@ -45,35 +45,35 @@ from rlhf.report.summary import describe_objective
 
 FEWEST_SEEDS = 3  # with two seeds, the interval would be ± 12.7 standard errors
 # The last parts of keys whose values the planner chooses; such keys are not compared.
-CHOSEN = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
-SHOWN = 8  # digits of a hash that are shown
-# Patterns of the keys that are equal in runs which ask the same question.
+CHOSEN_BY_PLANNER = ("micro_batch_size", "max_rows", "gather_weights", "keep_graphs")
+HASH_DIGITS = 8  # hexadecimal digits of a hash that are shown
+# Patterns of the keys that have equal values in runs which ask the same question.
 BASE = r"model\.(init|path|architecture)"
 DATA = r"data\.(source|path|eval_path|subset|size|sets\.[^.]+\.(path|subset))"
-JUDGE = rf"rewards|reward_{BASE}"  # of PPO without the gold judge of generated data
+JUDGE = rf"rewards|reward_{BASE}"  # only for PPO without the gold judge of generated data
 ASKED = rf"(phase|{BASE}|{DATA})(\..+)?"
-# A key and its value: the rest of its line and lines indented below it, or the items of a list.
+# A key and its value in YAML: the rest of the line and the lines indented below it, or a list.
 BELOW = r"(?:\n(?:\1  .*)?)*"
 KEY_AND_VALUE = re.compile(
     rf"^( *)([^\s:#-][^:\n]*):(?: (.+{BELOW})|((?:\n\1-.*{BELOW})+)|)$", re.MULTILINE
 )
 DEFAULTS_OF_PART = {
-    each.name: each.default if each.default_factory is MISSING else each.default_factory()
-    for each in fields(RewardTerm)
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(RewardTerm)
 }
 SEEDS = ("seed", "data.seed")  # keys in which runs of one setting may differ
-MOST_KEYS = 4  # most keys that a sentence names
+MOST_KEYS = 4  # most keys that describe_unlikeness names
 RESULTS = (RESULT, METRICS)  # a run without these files has shown nothing yet
 
 
 class Measure(NamedTuple):
-    """A number in result.json: its title in comparisons, its name, and phases that have it.
+    """A number in result.json: its title in comparisons, its key, and the phases that have it.
 
-    ``of_prompts`` is the name in ppo/held_out.json of the values whose mean the number is.
+    ``of_prompts`` is the key in ppo/held_out.json of the values per prompt, whose mean it is.
     """
 
     title: str
-    name: str
+    key: str
     of_prompts: str = ""
     phases: tuple[str, ...] = ("ppo", "dpo")
 
@@ -104,7 +104,7 @@ class ComparedRun(NamedTuple):
     by_prompt: Mapping[str, Mapping[str, Sequence[float | None]]] = {}
     """Values of the held-out prompts "before" and "after" PPO, by name; {} if none are stored."""
     origin: str | None = None
-    """Run that trained the phases before the last; None: this run has finished no such phase."""
+    """Folder of the run that trained the phases before the last; None if there are none."""
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -130,12 +130,12 @@ class Setting(NamedTuple):
         return [run for run in self.runs if run.measures]
 
     def shared_origins(self) -> list[str]:
-        """Return the runs whose earlier phases several finished runs of the setting share."""
+        """Return the runs whose early phases are shared by several finished runs of the setting."""
         origins = Counter(run.origin for run in self.finished_runs() if run.origin is not None)
         return [origin for origin, count in origins.items() if count > 1]
 
     def reached_text(self, title: str) -> str:
-        """Return a measure before training, if it is known, and its mean after it, as text."""
+        """Return a measure's means before (if known) and after training as "0.5 → 0.6 ± 0.1"."""
         start, reached = self.start(title), estimate_text(self.estimates()[title])
         return reached if math.isnan(start) else f"{start:.3f} → {reached}"
 
@@ -153,19 +153,17 @@ class Setting(NamedTuple):
 
 
 def find_run_folders(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories: each path that is a run, and all runs below the other paths."""
-    found = []
+    """Return the run directories: each path that is a run, and all runs below other paths."""
+    folders = []
     for path in paths:
         if not (runs := list(find_folders_with(FROZEN, path))):
-            raise CheckpointError(
-                f"{path} holds no run: neither it nor a folder in it has {FROZEN}"
-            )
-        found += runs
-    return found
+            raise CheckpointError(f"{path} holds no run: no {FROZEN} is in it or in its folders")
+        folders += runs
+    return folders
 
 
 def start_time(run: Path) -> float:
-    """Return when a run began, in seconds since 1970: its command is written once."""
+    """Return when a run began, in seconds since 1970: the time of a file that is written once."""
     path = run / COMMAND
     return (path if path.exists() else run / FROZEN).lstat().st_mtime
 
@@ -183,11 +181,11 @@ def read_compared_run(folder: Path) -> ComparedRun:
     starts: dict[str, float | None] = {}
     for measure in MEASURES:
         for phase in measure.phases:
-            found = result["phases"].get(phase, {})
-            if measure.name in found:
-                measures.setdefault(measure.title, found[measure.name])
-                before = f"{measure.name.removesuffix('_after')}_before"
-                starts.setdefault(measure.title, found.get(before))
+            values = result["phases"].get(phase, {})
+            if measure.key in values:
+                measures.setdefault(measure.title, values[measure.key])
+                before = f"{measure.key.removesuffix('_after')}_before"
+                starts.setdefault(measure.title, values.get(before))
     measures["minutes"] = 60 * result["measured"]["hours"]
     starts["objective"] = starts.get("gold", starts.get("score"))
     known = {title: value for title, value in measures.items() if value is not None}
@@ -205,14 +203,14 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     the same seeds too, for example before and after an edit of the code, the second run gets its
     own setting, with repeat=2.
     """
-    names = dict.fromkeys(key for run in runs for key in run.keys)
-    varied = [key for key in names if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
+    all_keys = dict.fromkeys(key for run in runs for key in run.keys)
+    varied = [key for key in all_keys if len({json.dumps(r.keys.get(key)) for r in runs}) > 1]
     settings: dict[str, Setting] = {}
     seen: Counter[str] = Counter()
     for run in runs:
         values = {key: run.keys[key] for key in varied if key in run.keys and key not in SEEDS}
         for key in [key for key in values if _is_default_of_part(key, values[key])]:
-            if any(key not in each.keys for each in runs):
+            if any(key not in other.keys for other in runs):
                 del values[key]
         keys_text = json.dumps(run.keys)
         seen[keys_text] += 1
@@ -229,9 +227,9 @@ def _is_default_of_part(key: str, value: Any) -> bool:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:
-    """Return the mean with its interval; its half-width is NaN with too few values (seeds)."""
-    found = mean_with_interval(values)
-    return found if len(values) >= FEWEST_SEEDS else found._replace(half=math.nan)
+    """Return the mean with its interval; the half-width is NaN for too few values (seeds)."""
+    estimate = mean_with_interval(values)
+    return estimate if len(values) >= FEWEST_SEEDS else estimate._replace(half=math.nan)
 
 
 def command_line_text(value: object) -> str:
@@ -239,17 +237,17 @@ def command_line_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else format_value(value)
 
 
-def estimate_text(found: Estimate, sign: str = "") -> str:
-    """Return a mean and the half-width of its interval as text, such as "0.123 ± 0.045"."""
-    interval = "" if math.isnan(found.half) else f" ± {found.half:.3f}"
-    return f"{found.mean:{sign}.3f}{interval}"
+def estimate_text(estimate: Estimate, sign: str = "") -> str:
+    """Return an estimate as "0.123 ± 0.045", or without an interval as "0.123"."""
+    interval = "" if math.isnan(estimate.half) else f" ± {estimate.half:.3f}"
+    return f"{estimate.mean:{sign}.3f}{interval}"
 
 
 @cache
 def is_ignored_key(key: str) -> bool:
     """Return True if the key changes no result, or its value is chosen by the planner."""
     try:
-        return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN)
+        return effect_of(key).affects is NO_PHASE or key.endswith(CHOSEN_BY_PLANNER)
     except KeyError:  # another version of this project wrote the run
         return False
 
@@ -267,25 +265,26 @@ def measure_meanings(
         "accuracy": f"of {accuracy_of} on {_data_and_tokenizer_name(keys)}",
         "perplexity": f"of {_data_and_tokenizer_name(keys)}",
     }
-    name = describe_objective(phases)
-    measured = next((title for title in meanings if title in name.replace("gold score", "")), None)
-    return meanings | {"objective": f"{name}, {meanings[measured]}" if measured else name}
+    objective = describe_objective(phases)
+    words = objective.replace("gold score", "")
+    measure = next((title for title in meanings if title in words), None)
+    return meanings | {"objective": f"{objective}, {meanings[measure]}" if measure else objective}
 
 
 def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a name of what scored the answers: a reward model, the judge or a mix of rewards."""
+    """Return a name of what scored the answers: reward model, gold judge, or parts of rewards."""
     parts = {key: value for key, value in keys.items() if key.startswith("rewards.")}
     kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
     if not parts and keys.get("reward_model.init") == ModelInit.gold:
         return "the judge"
-    found = [f"rewards {_short_hash(parts)}"] if parts else []
+    names = [f"rewards {_short_hash(parts)}"] if parts else []
     if not parts or RewardKind.model in kinds:
-        found.append(f"reward model {_reward_model_hash(folder, keys)}")
-    return " with ".join(found)
+        names.append(f"reward model {_reward_model_hash(folder, keys)}")
+    return " with ".join(names)
 
 
 def _reward_model_hash(folder: Path, keys: Mapping[str, Any]) -> str:
-    """Return a hash of the reward model's saved weights or, without these, of its config keys."""
+    """Return a hash of the reward model's saved weights or, without weights, of its config keys."""
     if (manifest := PHASE_MANIFEST.read(folder / "reward")) is not None:
         files = manifest["files"]
         return _short_hash({name: files[name] for name in files if name.endswith(".safetensors")})
@@ -302,20 +301,20 @@ def _data_and_tokenizer_name(keys: Mapping[str, Any]) -> str:
 
 def _short_hash(values: Mapping[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True)
-    return sha256_of(text.encode())[:SHOWN]
+    return sha256_of(text.encode())[:HASH_DIGITS]
 
 
 class Tried(NamedTuple):
-    """The settings that were tried on the question of a comparison."""
+    """The number of settings that were tried on a comparison's question, and where they are."""
 
     num_settings: int
     places: Sequence[Path] = ()  # folders whose runs were counted
     is_baseline_chosen: bool = False
-    """True if the baseline may have been chosen for its results."""
+    """True if the user may have chosen the baseline by its results."""
 
     @property
     def num_differences(self) -> int:
-        """Return, for each measure, how many differences could have been chosen to be shown."""
+        """Return how many differences of one measure the user could have chosen to show."""
         others = self.num_settings - 1
         return self.num_settings * others // 2 if self.is_baseline_chosen else others
 
@@ -323,45 +322,46 @@ class Tried(NamedTuple):
 def find_tried(
     settings: Sequence[Setting], *, registry: Path | None, is_whole_folder: bool
 ) -> Tried:
-    """Find all settings that were tried on the questions of the compared ``settings``.
+    """Count the settings that were tried on the questions that ``settings`` ask.
 
-    These are the compared settings, and those of the runs in ``registry`` or, by default, in the
-    folder ``runs`` that holds the compared runs (without such a folder: beside them). The baseline
-    cannot have been chosen for its results if it is the first of a whole folder, or was tried first
-    of all.
+    These are ``settings``, and the settings of other runs in ``registry`` or, by default, in the
+    folder ``runs`` that holds the compared runs (without such a folder, in their parent folders).
+    The baseline cannot have been chosen for its results if it is the first setting of a whole
+    folder, or was tried before all others.
     """
-    compared = [run.folder.resolve() for each in settings for run in each.runs]
+    compared = [run.folder.resolve() for setting in settings for run in setting.runs]
     places = sorted({registry.resolve()} if registry else {*map(_find_registry, compared)})
-    keys = {folder: _read_keys(folder) for folder in compared}
+    keys_of_run = {folder: _read_keys(folder) for folder in compared}
     for place in places:
         # Other folders are searched one level deep only: one of them may be a whole home folder.
-        is_entered = registry or place.name == RUNS.name
-        beside = (file.parent for file in find_entries(place, f"*/{FROZEN}"))
-        for run in find_folders_with(FROZEN, place) if is_entered else beside:
+        is_searched = registry or place.name == RUNS.name
+        children = (file.parent for file in find_entries(place, f"*/{FROZEN}"))
+        for run in find_folders_with(FROZEN, place) if is_searched else children:
             if any((run / name).is_file() for name in RESULTS):
-                with suppress(CheckpointError):  # a damaged run shows no result of a setting
-                    keys[run] = _read_keys(run)
-    questions = {question_of(keys[run]) for run in compared}
-    asked = [run for run in keys if question_of(keys[run]) in questions]
-    tried = group_runs_by_setting([ComparedRun(run, keys[run], {}) for run in asked])
-    first = min(asked, key=start_time)
-    baseline = next((each.runs[0].folder for each in settings if each.finished_runs()), first)
-    one, other = (keys[run] | dict.fromkeys(SEEDS, "") for run in (first, baseline.resolve()))
+                with suppress(CheckpointError):  # a damaged run is not counted
+                    keys_of_run[run] = _read_keys(run)
+    questions = {question_of(keys_of_run[run]) for run in compared}
+    counted = [run for run, keys in keys_of_run.items() if question_of(keys) in questions]
+    tried = group_runs_by_setting([ComparedRun(run, keys_of_run[run], {}) for run in counted])
+    first = min(counted, key=start_time)
+    baseline = next((s.runs[0].folder for s in settings if s.finished_runs()), first)
+    runs = (first, baseline.resolve())
+    first_keys, baseline_keys = (keys_of_run[run] | dict.fromkeys(SEEDS, "") for run in runs)
     count = max(len(tried), len(settings))  # a run that is named twice is two settings
-    return Tried(count, places, not is_whole_folder and one != other)
+    return Tried(count, places, not is_whole_folder and first_keys != baseline_keys)
 
 
 def question_of(keys: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Return what is equal in the ``keys`` of runs that ask one question; values are texts."""
-    is_judged = keys.get("data.source") == Source.synthetic or keys["phase"] != Phase.ppo
-    asked = ASKED if is_judged else rf"{ASKED}|({JUDGE})(\..+)?"
-    return frozenset(each for each in keys.items() if re.fullmatch(asked, each[0]))
+    """Return those ``keys`` (with values as texts) that are equal in runs that ask one question."""
+    needs_no_judge = keys.get("data.source") == Source.synthetic or keys["phase"] != Phase.ppo
+    pattern = ASKED if needs_no_judge else rf"{ASKED}|({JUDGE})(\..+)?"
+    return frozenset(item for item in keys.items() if re.fullmatch(pattern, item[0]))
 
 
 def describe_unlikeness(settings: Sequence[Setting]) -> str:
-    """Return the keys that differ as a sentence if they are many and the question differs too.
+    """Return a sentence that names differing keys, if they are many and the questions differ.
 
-    Otherwise return "". The keys that belong to the question come first.
+    Otherwise return "". Keys that belong to the question are named first.
     """
     keys = list(dict.fromkeys(key for setting in settings for key in setting.values))
     keys.sort(key=lambda key: re.fullmatch(ASKED, key) is None)
@@ -372,26 +372,26 @@ def describe_unlikeness(settings: Sequence[Setting]) -> str:
 
 
 def _find_registry(run: Path) -> Path:
-    """Return the nearest folder above ``run`` that is named ``runs``; if none is, its parent."""
+    """Return the nearest folder above ``run`` with the name ``runs``; without one, run's parent."""
     return next((folder for folder in run.parents if folder.name == RUNS.name), run.parent)
 
 
 def _read_keys(folder: Path) -> dict[str, str]:
-    """Return the keys of a run that change results, and its last phase, with unparsed values."""
+    """Return the last phase and the keys that change results, with unparsed values."""
     texts = scan_keys(read_stored_text(folder / FROZEN) or "")
     keys = {key: text for key, text in texts.items() if not is_ignored_key(key)}
     return keys | {"phase": texts.get("phase.order", "").rpartition(" ")[2]}
 
 
 def scan_keys(text: str) -> dict[str, str]:
-    """Return the text of every value in YAML as OmegaConf writes it, by dotted key, unparsed.
+    """Return the values in a YAML ``text`` that OmegaConf wrote, by dotted key, as unparsed text.
 
-    To parse the YAML takes forty times as long.
+    To parse the YAML would take forty times as long.
     """
     path: list[str] = []
-    found = {}
+    values = {}
     for indent, name, value, items in KEY_AND_VALUE.findall(text):
         path[len(indent) // 2 :] = [name]
-        if value or items:  # otherwise a group of keys
-            found[".".join(path)] = value or items
-    return found
+        if value or items:  # otherwise ``name`` is a group of keys
+            values[".".join(path)] = value or items
+    return values

@@ -2,8 +2,8 @@
 
     python -m rlhf.report.dashboards ENTITY/PROJECT
 
-Each dashboard is a saved view of the project. Its name is fixed, so the same command again replaces
-the views that it saved before. Building a dashboard needs neither network nor account.
+Each dashboard is a saved view of the project. The views have fixed names, so the same command
+again replaces them. Building a dashboard needs neither a network nor an account; saving needs both.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from rlhf.run.wandb_run import phase_of_metric
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
 
-SWEPT = ("ppo.kl_ctl", "ppo.cliprange", "ppo.actor_lr", "ppo.lam", "ppo.ppo_epochs")
-REACHED = ("objective", "result/ppo/gold_after", "result/ppo/score_after", "result/ppo/kl_after")
-COST = ("hours", "memory_gib")  # quantities that are both planned and measured
+SWEPT_KEYS = ("ppo.kl_ctl", "ppo.cliprange", "ppo.actor_lr", "ppo.lam", "ppo.ppo_epochs")
+RESULTS = ("objective", "result/ppo/gold_after", "result/ppo/score_after", "result/ppo/kl_after")
+COSTS = ("hours", "memory_gib")  # both planned and measured
 
 
 def build_dashboards(entity: str, project: str) -> list[Workspace]:
-    """Build three views of a W&B project, without saving them: PPO, other phases, sweeps."""
+    """Build three views of a W&B project (PPO, other phases, sweeps) without saving them."""
     try:
         from wandb_workspaces import workspaces
     except ImportError as error:
         raise CapabilityError(
             "dashboards need the package wandb-workspaces: pip install 'rlhf[dashboards]'"
         ) from error
-    of_ppo = [_panel_section(each) for each in PANELS if each.startswith("PPO")]
+    ppo_sections = [_panel_section(title) for title in PANELS if title.startswith("PPO")]
     # Internal name of each view in W&B -> the title that users see, and the sections.
     views = {
-        "rlhfppo": ("PPO health", [*of_ppo, _cost_section()]),
+        "rlhfppo": ("PPO health", [*ppo_sections, _cost_section()]),
         "rlhfphases": (
             "SFT, reward model and DPO",
-            [_panel_section(each) for each in ("SFT", "Reward model", "DPO")],
+            [_panel_section(phase) for phase in ("SFT", "Reward model", "DPO")],
         ),
         "rlhfsweep": ("Sweeps", [_sweep_section()]),
     }
-    found = []
+    built = []
     for name, (title, sections) in views.items():
         view = workspaces.Workspace(
             entity=entity, project=project, name=f"RLHF: {title}", sections=sections
         )
         view._internal_name = f"nw-{name}-v"  # the form that W&B requires for internal names
-        found.append(view)
-    return found
+        built.append(view)
+    return built
 
 
 def save_dashboards(entity: str, project: str) -> list[str]:
     """Save the views, replacing views of the same name; return their addresses.
 
     Raises:
-        CapabilityError: if wandb-workspaces is not installed, or W&B refuses or is out of reach.
+        CapabilityError: if wandb-workspaces is not installed, W&B refuses or cannot be reached.
     """
     views = build_dashboards(entity, project)
     from wandb_workspaces.workspaces import internal
@@ -102,10 +102,10 @@ def _cost_section() -> Section:
 
     plots = [
         wr.BarPlot(
-            title=f"Planned and measured {what.replace('_', ' ')}",
-            metrics=[wr.SummaryMetric(f"{when}/{what}") for when in ("planned", "measured")],
+            title=f"Planned and measured {cost.replace('_', ' ')}",
+            metrics=[wr.SummaryMetric(f"{when}/{cost}") for when in ("planned", "measured")],
         )
-        for what in COST
+        for cost in COSTS
     ]
     return _build_section("Planned and measured", plots)
 
@@ -113,9 +113,9 @@ def _cost_section() -> Section:
 def _sweep_section() -> Section:
     from wandb_workspaces.reports import v2 as wr
 
-    columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(key)) for key in SWEPT]
-    columns += [wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(r)) for r in REACHED]
-    gold, score, kl = (wr.SummaryMetric(name) for name in REACHED[1:])
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=wr.Config(key)) for key in SWEPT_KEYS]
+    columns += [wr.ParallelCoordinatesPlotColumn(metric=wr.SummaryMetric(r)) for r in RESULTS]
+    gold, score, kl = (wr.SummaryMetric(name) for name in RESULTS[1:])
     plots = [
         wr.ParallelCoordinatesPlot(title="All runs", columns=columns),
         wr.ParameterImportancePlot(with_respect_to="objective"),
@@ -143,10 +143,10 @@ def main(arguments: Sequence[str]) -> int:
     return run_to_exit_code(lambda: _save_project_dashboards(options.project))
 
 
-def _save_project_dashboards(place: str) -> None:
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", place):
-        raise ConfigError(f"{place}: must be ENTITY/PROJECT, as in the address of the project")
-    entity, project = place.split("/")
+def _save_project_dashboards(project_path: str) -> None:
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", project_path):
+        raise ConfigError(f"{project_path}: must be ENTITY/PROJECT, as in the project's address")
+    entity, project = project_path.split("/")
     for address in save_dashboards(entity, project):
         sys.stdout.write(f"{address}\n")
 

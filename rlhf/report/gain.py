@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 from rlhf.config.choices import Phase
 
-# Measures of an answer, the best judge first: names in result.json, and names for readers. After
-# the gold score come the run's own judges: rewards of weight 0, which PPO does not see.
+# Judges of answers, the best first: name in result.json -> name for readers. After the gold score
+# come judges that the run defines: parts of rewards with weight 0, which PPO does not see.
 JUDGES = {"exact": "exactly right", "gold": "gold score"}
-TRAINED_ON = "score"  # the last choice: what PPO itself maximises
-SHARES = ("exact",)  # judges whose mean is a share of all answers
+TRAINED_ON = "score"  # what PPO itself maximises, used only without a judge
+SHARES = ("exact",)  # judges whose mean is a share of the answers
 
 
 class Gain(NamedTuple):
-    """The change by the last phase with a judge; ``interval`` is the 95 % interval over prompts.
+    """The change of a judge's value by the last phase with a judge, and its 95 % interval.
 
-    ``interval`` is None, or its ends are NaN, if it is unknown; if all prompts changed alike, its
-    ends are equal.
+    The interval is over prompts. It is None, or its ends are NaN, if it is unknown; its ends are
+    equal if all prompts changed alike.
     """
 
     key: str
@@ -28,7 +28,7 @@ class Gain(NamedTuple):
     after: float
     interval: Sequence[float] | None
     score: tuple[float, float] | None = None
-    """The score before and after, if it has risen measurably and no judge has; otherwise None."""
+    """The score before and after if it has risen measurably while no judge has; otherwise None."""
 
     @property
     def word(self) -> str:
@@ -47,20 +47,20 @@ class Gain(NamedTuple):
         return self.word in {"better", "higher"}
 
     @property
-    def ends(self) -> tuple[str, str]:
+    def value_texts(self) -> tuple[str, str]:
         """Return the values before and after as texts."""
         form = "{:.1%}" if self.key in SHARES else "{:.3f}"
         return form.format(self.before), form.format(self.after)
 
     @property
     def text(self) -> str:
-        """Return what was gained, in words, without the interval."""
-        ends = " → ".join(self.ends)
+        """Return the gain in words, without the interval."""
+        values = " → ".join(self.value_texts)
         if self.score is None:
-            return f"{self.word}: {self.judge} {ends}"
-        mark, done = (":", "fell") if self.word == "worse" else ("?", "did not")
+            return f"{self.word}: {self.judge} {values}"
+        mark, verb = (":", "fell") if self.word == "worse" else ("?", "did not")
         risen = "the score rose from {:.3f} to {:.3f}".format(*self.score)
-        return f"over-optimised{mark} {risen}, {self.judge} {done}: {ends}"
+        return f"over-optimised{mark} {risen}, {self.judge} {verb}: {values}"
 
     @property
     def interval_text(self) -> str:
@@ -73,38 +73,38 @@ class Gain(NamedTuple):
 
 
 def read_gain(phases: Mapping[str, Mapping[str, Any]]) -> Gain | None:
-    """Return what the last phase with a judge changed, by its best judge; None without a judge."""
-    for found in (phases[phase] for phase in reversed(Phase) if phase in phases):
-        judges = {key: f"judge {key}" for key in found.get("judge_gains", {})}
-        named = JUDGES | judges | {TRAINED_ON: "score, by the reward that PPO maximises"}
-        for key, judge in named.items():
-            if key in judges or f"{key}_before" in found:
-                interval = judge_intervals(found).get(judge, found.get(f"{key}_gain_ci"))
-                score = _values(found, TRAINED_ON) if is_score_alone(found) else None
-                return Gain(key, judge, *_values(found, key), interval, score)
+    """Return the gain of the last phase with a judge, by its best judge; None without a judge."""
+    for measures in (phases[phase] for phase in reversed(Phase) if phase in phases):
+        own_judges = {key: f"judge {key}" for key in measures.get("judge_gains", {})}
+        names = JUDGES | own_judges | {TRAINED_ON: "score, by the reward that PPO maximises"}
+        for key, judge in names.items():
+            if key in own_judges or f"{key}_before" in measures:
+                interval = judge_intervals(measures).get(judge, measures.get(f"{key}_gain_ci"))
+                score = _values(measures, TRAINED_ON) if is_score_alone(measures) else None
+                return Gain(key, judge, *_values(measures, key), interval, score)
     return None
 
 
-def judge_intervals(found: Mapping[str, Any]) -> dict[str, Sequence[float]]:
-    """Return the known intervals of the gains of a phase by judge, the best judge first."""
-    named = {judge: found.get(f"{key}_gain_ci") for key, judge in JUDGES.items()}
-    named |= {f"judge {key}": each for key, each in found.get("judge_gains", {}).items()}
-    return {judge: each for judge, each in named.items() if each and None not in each}
+def judge_intervals(measures: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """Return the known intervals of a phase's gains by judge, the best judge first."""
+    by_judge = {judge: measures.get(f"{key}_gain_ci") for key, judge in JUDGES.items()}
+    by_judge |= {f"judge {key}": ends for key, ends in measures.get("judge_gains", {}).items()}
+    return {judge: ends for judge, ends in by_judge.items() if ends and None not in ends}
 
 
-def is_score_alone(found: Mapping[str, Any]) -> bool:
+def is_score_alone(measures: Mapping[str, Any]) -> bool:
     """Return True if the score has risen measurably, and there are judges but none has risen."""
-    lows = [low for low, _ in judge_intervals(found).values()]
-    return bool(lows) and max(lows) <= 0 < least_score_gain(found)
+    lows = [low for low, _ in judge_intervals(measures).values()]
+    return bool(lows) and max(lows) <= 0 < least_score_gain(measures)
 
 
-def least_score_gain(found: Mapping[str, Any]) -> float:
+def least_score_gain(measures: Mapping[str, Any]) -> float:
     """Return the lower end of the score gain's 95 % interval; 0 if it was not measured."""
-    return float(found.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0] or 0.0)
+    return float(measures.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0] or 0.0)
 
 
-def _values(found: Mapping[str, Any], key: str) -> tuple[float, float]:
-    """Return a measure before and after; the run's own judges are parts of the score."""
-    parts = (found.get(f"{TRAINED_ON}_parts_{when}", {}) for when in ("before", "after"))
-    before, after = (each.get(key, math.nan) for each in parts)
-    return found.get(f"{key}_before", before), found.get(f"{key}_after", after)
+def _values(measures: Mapping[str, Any], key: str) -> tuple[float, float]:
+    """Return a measure before and after a phase; for the run's own judges, their parts of score."""
+    parts = (measures.get(f"{TRAINED_ON}_parts_{when}", {}) for when in ("before", "after"))
+    before, after = (values.get(key, math.nan) for values in parts)
+    return measures.get(f"{key}_before", before), measures.get(f"{key}_after", after)

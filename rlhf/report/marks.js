@@ -1,6 +1,6 @@
-// Draws on a chart's canvas what uPlot does not: bands, intervals, numbers of settings and flags.
-const ARROW = 5;
-const NUMBER_PLACES = [[8, -8], [-4, -9], [-4, 22], [8, 18], [-16, -8], [-16, 18], [-4, -23], [-4, 36]];
+// Draws on a chart's canvas what uPlot lacks: healthy ranges, bands, intervals, setting numbers and flags.
+const ARROW = 5; // half the height of a flag's arrow, pixels
+const NUMBER_OFFSETS = [[8, -8], [-4, -9], [-4, 22], [8, 18], [-16, -8], [-16, 18], [-4, -23], [-4, 36]];
 
 const paintOf = (u, colour) => {
   const {ctx, bbox} = u;
@@ -26,7 +26,7 @@ const paintOf = (u, colour) => {
   return {ctx, bbox, x, y, stroke, inside, colour};
 };
 
-// The healthy range, below everything else; the legend says so if no value or every value is in it.
+// Draws the healthy range below everything else; the legend notes if it is outside the chart, or has all values.
 const drawHealthy = ({ctx, bbox, y, colour}, {healthy, lines, figure}) => {
   if (!healthy) return;
   const top = bbox.top, bottom = bbox.top + bbox.height;
@@ -39,7 +39,7 @@ const drawHealthy = ({ctx, bbox, y, colour}, {healthy, lines, figure}) => {
   ctx.fillRect(bbox.left, high, bbox.width, low - high);
 };
 
-// A line for each seed or, if the line has no seeds, its band; dots that are not joined get bars.
+// Draws a thin line for each run or, without runs, the band; dots that are not joined get bars.
 const drawBand = ({ctx, x, y, stroke, colour}, line, tone) => {
   if (!line.low) return;
   ctx.strokeStyle = ctx.fillStyle = colour(`--s${tone}`);
@@ -70,7 +70,7 @@ const drawIntervals = ({ctx, x, y, stroke, colour}, line, tone) => {
   });
 };
 
-// The numbers of a sweep's settings beside their points, each at the first free place.
+// Writes the numbers of a sweep's settings beside their points, each at the first free position.
 const drawNumbers = ({ctx, bbox, x, y, colour}, line, picked) => {
   const ratio = devicePixelRatio, height = 12 * ratio;
   const boxes = line.x.map((at, place) => ({left: x(at) - 5 * ratio, top: y(line.y[place]) - 5 * ratio, width: 10 * ratio, height: 10 * ratio}));
@@ -81,7 +81,7 @@ const drawNumbers = ({ctx, bbox, x, y, colour}, line, picked) => {
     const text = String(line.settings[place] + 1);
     ctx.font = `${isPicked ? "bold " : ""}${height}px system-ui, sans-serif`;
     const {width} = ctx.measureText(text);
-    const tried = NUMBER_PLACES.map(([right, down]) =>
+    const tried = NUMBER_OFFSETS.map(([right, down]) =>
       ({left: x(at) + right * ratio, top: y(line.y[place]) + down * ratio - height, width, height}));
     const free = tried.find((box) => !boxes.some(touches(box)) &&
       box.left >= bbox.left && box.left + width <= bbox.left + bbox.width &&

@@ -1,6 +1,6 @@
-"""A run in MLflow: ``python launch.py tracking=mlflow``.
+"""Track a run with MLflow: ``python launch.py tracking=mlflow``.
 
-MLflow stores it at MLFLOW_TRACKING_URI, or else in mlflow.db and mlruns of the current folder.
+MLflow stores the run at MLFLOW_TRACKING_URI, or else in mlflow.db and mlruns of the current folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf.run.step_alarms import Alarm
 from rlhf.run.tracker import Sample, Tracker
 from rlhf.run.trackers import drop_logged_metrics, format_samples
 
-MOST_PARAMS, LONGEST_PARAM = 100, 6000  # parameters of one call, characters of a value
+MOST_PARAMS, LONGEST_PARAM = 100, 6000  # parameters of one call, characters of a parameter
 
 
 class MlflowTracker(Tracker):
@@ -43,7 +43,7 @@ class MlflowTracker(Tracker):
                 "tracking=mlflow: the package mlflow is not installed; pip install 'rlhf[mlflow]', "
                 "or use tracking=local"
             ) from error
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each table that it creates
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each new table
         self._client, self._is_concluded = MlflowClient(), False
         self._logged: dict[str, int] = {}
         id_file = run_dir / "mlflow_id"
@@ -55,10 +55,10 @@ class MlflowTracker(Tracker):
             self._client.set_terminated(self._id, "RUNNING")
             for name in self._client.get_run(self._id).data.metrics:
                 history = self._client.get_metric_history(self._id, name)
-                self._logged[name] = max(each.step for each in history)
+                self._logged[name] = max(point.step for point in history)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
-        """Write the metrics of one step that MLflow does not have yet."""
+        """Write the metrics of a step, except metrics that MLflow has already."""
         from mlflow.entities import Metric
 
         now = round(1000 * time.time())
@@ -67,22 +67,22 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, metrics=metrics)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
-        """Write all responses as one text."""
+        """Write all samples of a step as one Markdown file."""
         name = f"samples/{phase}_{step:06}.md"
         self._client.log_text(self._id, format_samples(samples), name)
 
     def alert(self, alarm: Alarm) -> None:
-        """Set a tag with the alarm."""
+        """Set a tag with the text of an alarm."""
         self._client.set_tag(self._id, f"alarm.{alarm.phase}.{alarm.name}", alarm.line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Write the objective and result.json."""
+        """Write the objective as a metric, and the result as a file."""
         self._client.log_metric(self._id, "objective", result["objective"])
         self._client.log_dict(self._id, dict(result), RESULT.name)
         self._is_concluded = True
 
     def finish(self) -> None:
-        """End the MLflow run."""
+        """End the MLflow run, as killed if it has no result."""
         self._client.set_terminated(self._id, "FINISHED" if self._is_concluded else "KILLED")
 
     def _start_run(self, config: RunConfig, run_dir: Path) -> str:
@@ -94,12 +94,12 @@ class MlflowTracker(Tracker):
             experiment_id = self._client.create_experiment(project)
         else:
             experiment_id = experiment.experiment_id
-        names = {"run_dir": str(run_dir), "phases": "+".join(config.phase.order)}
-        names |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
-        run = self._client.create_run(experiment_id, run_name=run_dir.name, tags=names)
+        tags = {"run_dir": str(run_dir), "phases": "+".join(config.phase.order)}
+        tags |= {"group": config.name} | dict.fromkeys(config.tracking.tags, "true")
+        run = self._client.create_run(experiment_id, run_name=run_dir.name, tags=tags)
         run_id: str = run.info.run_id
         keys = flatten_keys(asdict(config))
         params = [Param(key, str(value)[:LONGEST_PARAM]) for key, value in keys.items()]
-        for first in range(0, len(params), MOST_PARAMS):
-            self._client.log_batch(run_id, params=params[first : first + MOST_PARAMS])
+        for start in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(run_id, params=params[start : start + MOST_PARAMS])
         return run_id

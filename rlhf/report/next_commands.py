@@ -1,4 +1,4 @@
-"""Suggest commands at the end of a run: to use its model, or to repeat it with a change."""
+"""Suggest commands for a run that has ended: to use its model, or to repeat it with a change."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rlhf.run.policies import TRAINED
 from rlhf.run.results import read_phase_result
 from rlhf.run.step_alarms import first_divergence, read_alarms
 
-PLACES = ("run_dir", "resume")
+RUN_DIR_KEYS = ("run_dir", "resume")
 TOO_FAR = ("kl_runaway", "duplicates", "entropy_collapse")  # alarms: more steps would not help
 OWN_DATA = r"data\.(path|sets(\.[^.]+(\.path)?)?)"  # keys that name a file or a data set of the hub
-OF_ALL_DATA = (  # keys that make sense with any data
+KEYS_OF_ANY_DATA = (  # keys that make sense with any data
     *("data.split", "data.eval_share", "data.template", "data.clean", "data.deduplicate"),
     *("data.bucket_by_length", "data.cache_dir"),
 )
@@ -32,39 +32,39 @@ OF_ALL_DATA = (  # keys that make sense with any data
 
 def suggest_commands(run_dir: Path) -> list[str]:
     """Return lines with commands that use or measure the model, or repeat the run with changes."""
-    folders = [run_dir / each.folder for each in reversed(TRAINED)]
+    folders = [run_dir / policy.folder for policy in reversed(TRAINED)]
     folders = [folder for folder in folders if folder.exists()]
     keys = read_frozen_keys(run_dir)
     source = keys.get("data.source")
-    plays = ["--environment"] * (source == Source.environment)
-    consent = ["--trust-run"] * bool(keys_that_need_consent(run_dir))
-    place = [str(relative_to_cwd(run_dir)), *consent]
+    game_option = ["--environment"] * (source == Source.environment)
+    trust_option = ["--trust-run"] * bool(keys_that_need_consent(run_dir))
+    run_arguments = [str(relative_to_cwd(run_dir)), *trust_option]
     lines = ["What to type next"]
     if folders:
-        mark = PROMPT_MARK if plays else ""
-        prompts = [re.sub(mark, "", each["prompt"]) for each in SAMPLES.read_lines(run_dir)]
+        mark = PROMPT_MARK if game_option else ""
+        prompts = [re.sub(mark, "", row["prompt"]) for row in SAMPLES.read_lines(run_dir)]
         model = str(relative_to_cwd(folders[0]))
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "  # use the model, in Python",
             *python_example(model, prompts, has_chat_template=has_template),
-            f"  # {'let it play' if plays else 'talk to it'}, and measure it",
-            shlex.join(["python", "-m", "rlhf.chat", *place, *plays]),
-            shlex.join(["python", "-m", "rlhf.evaluate", *place]),
+            f"  # {'let it play' if game_option else 'talk to it'}, and measure it",
+            shlex.join(["python", "-m", "rlhf.chat", *run_arguments, *game_option]),
+            shlex.join(["python", "-m", "rlhf.evaluate", *run_arguments]),
         ]
     if find_entries(run_dir, "wandb/offline-run-*"):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
         lines += ["  # upload the metrics", sync]
     # The overrides of the command that started the run, except overrides that name a directory.
-    typed = [word for word in read_command(run_dir) if _override_key(word) not in PLACES]
-    for change, override in _suggest_changes(run_dir):
-        if keys.get("from_run") is None or not any(map(source_run_determines, override)):
-            lines += [f"  # the same run, {change}", _launch_command(typed, override)]
+    typed = [word for word in read_command(run_dir) if _override_key(word) not in RUN_DIR_KEYS]
+    for change, overrides in _suggest_changes(run_dir):
+        if keys.get("from_run") is None or not any(map(source_run_determines, overrides)):
+            lines += [f"  # the same run, {change}", _launch_command(typed, overrides)]
             break
     reads_columns = any(re.fullmatch(r"rewards\..+\.columns", key) and keys[key] for key in keys)
     has_own_data = any(re.fullmatch(OWN_DATA, _override_key(word)) for word in typed)
-    is_given = has_own_data or reads_columns  # the columns that rewards read are of this data
-    if source not in (Source.local, Source.environment) and not is_given:
+    must_keep_data = has_own_data or reads_columns  # other data may lack the columns of rewards
+    if source not in (Source.local, Source.environment) and not must_keep_data:
         lines += [
             "  # learn from your own examples",
             _launch_command(_drop_data_overrides(typed), {"data": "local", "data.path": "FILE"}),
@@ -75,13 +75,13 @@ def suggest_commands(run_dir: Path) -> list[str]:
 def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield changes to try next, the best first, each as a description and an override.
 
-    They correct faults of the run. Without a fault, they train longer if PPO gained nothing, and
-    otherwise hold PPO closer to its reference. Both need a trained actor.
+    Corrections of a divergence or of a reward model that guesses come first, then more steps if PPO
+    gained nothing, then a stronger KL penalty. Only the first is for runs without a trained actor.
     """
     keys = read_frozen_keys(run_dir)
-    if (broken := first_divergence(read_alarms(run_dir))) is not None:
-        rate = "ppo.actor_lr" if broken.phase == Phase.ppo else f"{broken.phase}.lr"
-        yield "with a tenth of the learning rate", {rate: f"{keys[rate] / 10:g}"}
+    if (alarm := first_divergence(read_alarms(run_dir))) is not None:
+        rate_key = "ppo.actor_lr" if alarm.phase == Phase.ppo else f"{alarm.phase}.lr"
+        yield "with a tenth of the learning rate", {rate_key: f"{keys[rate_key] / 10:g}"}
     if not (run_dir / "ppo/actor").exists():
         return
     if (read_phase_result(run_dir, "reward") or {}).get("accuracy_ci", [1.0])[0] <= CHANCE:
@@ -98,13 +98,10 @@ def _suggest_changes(run_dir: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _drop_data_overrides(words: Iterable[str]) -> list[str]:
-    """Drop the overrides that choose the data from ``words``; keep overrides that process it."""
+    """Drop from_run and overrides that choose the data; keep those in ``KEYS_OF_ANY_DATA``."""
+    data_key = re.compile(r"from_run|data(\..*)?")
     keys = {word: _override_key(word) for word in words}
-    return [
-        word
-        for word, key in keys.items()
-        if key not in ("data", "from_run") and (not key.startswith("data.") or key in OF_ALL_DATA)
-    ]
+    return [w for w, k in keys.items() if k in KEYS_OF_ANY_DATA or not data_key.fullmatch(k)]
 
 
 def _override_key(word: str) -> str:
@@ -112,6 +109,6 @@ def _override_key(word: str) -> str:
 
 
 def _launch_command(words: Iterable[str], changes: dict[str, str]) -> str:
-    """Return a launch command with the overrides ``words``, of which ``changes`` replace some."""
+    """Return a launch command with the overrides ``changes``, and ``words`` for other keys."""
     kept = [word for word in words if _override_key(word) not in changes]
     return shlex.join(["python", "launch.py", *kept, *(f"{k}={v}" for k, v in changes.items())])

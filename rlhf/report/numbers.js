@@ -1,11 +1,11 @@
-// Texts of numbers, and the marks of axes.
+// Formats numbers, and chooses the ends and the marks of axes.
 const shown = (value) => {
   if (!Number.isFinite(value)) return "not a number";
   const size = Math.abs(value);
   if (value && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
   return size >= 1e4 ? value.toFixed(0) : String(+value.toPrecision(4));
 };
-// Possible distances between two marks of an axis.
+// The distances that two marks of an axis may have.
 const STEPS = Array.from({length: 40}, (_, power) =>
   [1, 2, 5].map((factor) => Number(`${factor}e${power - 20}`))).flat();
 const numbered = (u, values, _axis, _space, step) => {
@@ -18,9 +18,9 @@ const numbered = (u, values, _axis, _space, step) => {
 };
 const numberedByTens = (u, values) => values.map((value) => value === null ? "" : shown(value));
 
-// Extends an axis beyond its lowest and highest value by a share of their distance.
+// Extends the range from low to high on both sides by a share of its length.
 const padded = (low, high, share) => [low - share * (high - low), high + share * (high - low)];
-// A constant has no distance: show a share between 0 and 1, and another number with 10 % around it.
+// Widens a range of one value: to 0..most for a share, otherwise by 10 % of the value on both sides.
 const widened = (low, high, most) => {
   if (low !== high) return [low, high];
   if (most !== null) return [0, most];

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-# The scripts that draw charts, in the order in which they are inserted into a page.
+# The scripts that draw charts, in the order in which a page contains them.
 CHART_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "marks.js", "chart_data.js", "charts.js")
 QUESTION = re.compile(r"Human: ((?:(?!\nHuman: ).)*?)\s*Assistant:", re.DOTALL)
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
-NAMES = (HOST, "localhost")  # names of this machine; requests to other names are refused
-SECONDS = 10  # time after which a connection that sends nothing is closed
+HOST_NAMES = (HOST, "localhost")  # requests with other names in the Host header are refused
+TIMEOUT = 10  # seconds after which a connection that sends nothing is closed
 HEADERS = {
     "Referrer-Policy": "same-origin",  # with no-referrer, the page's form would send Origin: null
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -44,12 +44,12 @@ class Headline(NamedTuple):
     """The line at the top of a page, which is highlighted if the results are doubtful."""
 
     text: str
-    is_doubtful: bool | None  # None: there is no result and no alarm yet
-    has_best: bool = True  # False on a page of settings if none is the best
+    is_doubtful: bool | None  # None: there is neither a result nor an alarm yet
+    has_best: bool = True  # False on the page of a comparison in which no setting is best
 
 
 def render_template(template: str, *, package: str = __package__, **values: object) -> str:
-    """Return a template of ``package`` with ``values`` filled in; a missing value is an error."""
+    """Return a template of ``package``, filled in with ``values``; a missing value is an error."""
     return build_jinja_environment(package).get_template(template).render(values)
 
 
@@ -75,9 +75,9 @@ def build_jinja_environment(package: str = __package__) -> Environment:
 
 
 def unframe_prompt(prompt: str) -> str:
-    """Return a prompt without the words that all prompts have: "Human: Hi. Assistant:" is "Hi."."""
-    found = QUESTION.fullmatch(prompt.strip())
-    return found[1] if found else prompt.strip()
+    """Return "Hi." for the prompt "Human: Hi. Assistant:"; other prompts keep all their words."""
+    match = QUESTION.fullmatch(prompt.strip())
+    return match[1] if match else prompt.strip()
 
 
 def read_asset(name: str, package: str = __package__) -> Markup:
@@ -88,9 +88,9 @@ def read_asset(name: str, package: str = __package__) -> Markup:
 
 
 class LocalServer(ThreadingTCPServer):
-    """A server on this machine only, whose ``path`` no other user can guess.
+    """A server for this machine only, with a ``path`` in its address that no other user can guess.
 
-    ``port`` None takes the first free port of ``PORTS``.
+    If ``port`` is None, it takes the first free port of ``PORTS``.
 
     Raises:
         ConfigError: if the port is taken or may not be used.
@@ -114,7 +114,7 @@ class LocalServer(ThreadingTCPServer):
         raise ConfigError(f"--port {ports[-1]}: {reason}; choose another") from reason
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print the traceback of a bug; ignore a connection that the browser closed."""
+        """Print the traceback of a bug; ignore errors of the connection, which browsers close."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -123,13 +123,13 @@ class LocalRequest(BaseHTTPRequestHandler):
     """A request to a ``LocalServer``; subclasses answer it if ``refusal_status`` returns None."""
 
     server: LocalServer
-    timeout = SECONDS
+    timeout = TIMEOUT
     policy: ClassVar[str]  # the Content-Security-Policy of the subclass's responses
 
     def refusal_status(self, path: str) -> HTTPStatus | None:
-        """Return the HTTP status for refusing a request to ``path``; None if it is allowed."""
+        """Return the HTTP status that refuses a request to ``path``; None if it is allowed."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host.partition(":")[0] not in NAMES or origin not in {None, f"http://{host}"}:
+        if host.partition(":")[0] not in HOST_NAMES or origin not in {None, f"http://{host}"}:
             return HTTPStatus.FORBIDDEN
         if not hmac.compare_digest(path.encode(), self.server.path.encode()):
             return HTTPStatus.NOT_FOUND
@@ -140,14 +140,15 @@ class LocalRequest(BaseHTTPRequestHandler):
         status: HTTPStatus,
         text: str,
         *,
-        kind: str = "text/html",
+        mime_type: str = "text/html",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send an HTTP response whose body is ``text``, of the MIME type ``kind``."""
+        """Send a response with the body ``text``, and with ``headers`` besides the usual ones."""
         body = text.encode(errors="replace")  # a model's text may have lone surrogates
         self.send_response(status)
-        sent = {"Content-Type": f"{kind}; charset=utf-8", "Content-Security-Policy": self.policy}
-        for name, value in {**sent, **HEADERS, **(headers or {})}.items():
+        own = {"Content-Type": f"{mime_type}; charset=utf-8"}
+        own["Content-Security-Policy"] = self.policy
+        for name, value in {**own, **HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -27,7 +27,7 @@ from rlhf.report.charts import (
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.step_alarms import Alarm
 
-MOST_BARS = 100  # most intervals in one chart
+MOST_BARS = 100  # a curve of more points is drawn without intervals and names
 # Labels of the x axis by the first part of a metric's name; other metrics get PPO's label.
 X_LABELS = {"sft": "SFT step", "reward": "reward model step", "ppo": "PPO step", "dpo": "DPO step"}
 
@@ -35,7 +35,7 @@ X_LABELS = {"sft": "SFT step", "reward": "reward model step", "ppo": "PPO step",
 class ChartSection(NamedTuple):
     """Charts under a title, with a note; None stands for a chart without points.
 
-    ``answers`` are shown in the page's browser of samples, under their names.
+    The page's browser of samples also shows ``answers``, lists of samples by their title.
     """
 
     title: str
@@ -45,7 +45,7 @@ class ChartSection(NamedTuple):
 
 
 class ReportPart(Part):
-    """Base class of a method's addition to the report of a run; its functions add nothing."""
+    """Base class of what a method adds to the report of a run; by default it adds nothing."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:  # noqa: ARG002
         """Return sections to add to the report: charts, and answers for the browser of samples."""
@@ -62,7 +62,7 @@ def report_parts() -> list[ReportPart]:
 
 
 def over_optimisation_section(run: RunFiles) -> ChartSection:
-    """Return charts of score and gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
+    """Return charts of the score and the gold score over sqrt(KL) (Gao et al. 2023, section 3)."""
     spread = run.series.get("ppo/score_std", ())
     quantile = NORMAL_QUANTILE / math.sqrt(run.config["ppo.rollout_batch_size"])
     halves = {step: quantile * std for step, std in spread if math.isfinite(std)}
@@ -71,16 +71,16 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
     held_out = _curve_over_kl("held-out", run.series, "ppo/eval_score", "ppo/eval_kl")
     gold = _curve_over_kl("gold", run.series, "ppo/eval_gold", "ppo/eval_kl")
     label = "square root of KL to the reference"
-    found = [
+    charts = [
         line_chart("Score that PPO maximises", [rollouts, held_out], x_label=label),
         line_chart("Gold score, held-out", [gold], x_label=label),
     ]
     title = "Over-optimisation" if gold.points else "Score over KL"
-    return ChartSection(title, found, "Bars are 95 % intervals.")
+    return ChartSection(title, charts, "Bars are 95 % intervals.")
 
 
 def describe_scores(run: RunFiles) -> str:
-    """Return what the scores of answers measure, and what shows over-optimisation."""
+    """Return sentences on what scores measure and what shows over-optimisation; "" without PPO."""
     if "ppo/score_mean" not in run.series:
         return ""
     kinds = {
@@ -89,18 +89,18 @@ def describe_scores(run: RunFiles) -> str:
         if re.fullmatch(r"rewards\..*\.kind", key)
     }
     named = f"the parts {', '.join(map(repr, kinds))} of rewards" if kinds else "the reward model"
-    told = f"Score: by {named}, which PPO maximises."
+    text = f"Score: by {named}, which PPO maximises."
     if "ppo/eval_gold" not in run.series:
-        return f"{told} Only the samples show whether higher scores are deserved."
-    told += " Gold, 0 to 1: by a rule that knows the right answers."
-    judged = not kinds and run.config["reward_model.init"] == ModelInit.gold
-    if judged or RewardKind.gold in kinds.values():
-        return f"{told} PPO is trained on it here, so it shows no exploitation."
-    return f"{told} PPO does not see it: a score that rises while it falls is over-optimisation."
+        return f"{text} Only the samples show whether higher scores are deserved."
+    text += " Gold, 0 to 1: by a rule that knows the right answers."
+    has_gold_scorer = not kinds and run.config["reward_model.init"] == ModelInit.gold
+    if has_gold_scorer or RewardKind.gold in kinds.values():
+        return f"{text} PPO is trained on it here, so it shows no exploitation."
+    return f"{text} PPO does not see it: a score that rises while it falls is over-optimisation."
 
 
 def line_or_dots(label: str, points: Sequence[Point]) -> Line:
-    """Return a line of measured points, as dots if they are too few to be joined."""
+    """Return a line through measured points or, if these are few, dots that are not joined."""
     return Line(label, points, is_joined=len(points) >= FEWEST_JOINED)
 
 
@@ -112,32 +112,32 @@ def x_axis_label(metric: str) -> str:
 def _curve_over_kl(
     label: str,
     series: PointsByMetric,
-    name: str,
-    kl: str,
+    metric: str,
+    kl_metric: str,
     halves: Mapping[float, float] | None = None,
 ) -> Line:
     """Return a curve of points (sqrt(KL), value) of a metric, sorted by KL.
 
     ``halves`` are half-widths of intervals by step. If the curve has at most ``MOST_BARS`` points,
-    each point has an interval and is named by its step, which a curve over KL does not show.
+    each has its interval in ``halves`` and is named by its step, which the x axis does not show.
     """
-    kls = dict(series.get(kl, ()))
-    found = sorted(
+    kls = dict(series.get(kl_metric, ()))
+    sorted_points = sorted(
         (math.sqrt(max(kls[step], 0.0)), value, step)
-        for step, value in series.get(name, ())
+        for step, value in series.get(metric, ())
         if math.isfinite(kls.get(step, math.nan))
     )
     # Not joined: KL rises and falls from step to step, so a line would run back and forth.
-    line = Line(label, [(x, value) for x, value, _ in found], is_joined=False)
-    if len(found) > MOST_BARS:
+    line = Line(label, [(x, value) for x, value, _ in sorted_points], is_joined=False)
+    if len(sorted_points) > MOST_BARS:
         return line
-    names = [f"step {step:g}, square root of KL {number_text(x)}" for x, _, step in found]
-    half = [halves.get(step, 0.0) for _, _, step in found] if halves else ()
+    names = [f"step {step:g}, square root of KL {number_text(x)}" for x, _, step in sorted_points]
+    half = [halves.get(step, 0.0) for _, _, step in sorted_points] if halves else ()
     return line._replace(names=names, half=half)
 
 
 def panel_sections(run: RunFiles) -> list[ChartSection]:
-    """Return a section of charts for each section of ``PANELS``."""
+    """Return a section of charts for each section of ``PANELS``, reward parts included."""
     return [
         ChartSection(title, [_panel_chart(run, panel) for panel in panels])
         for title, panels in panels_for_metrics(run.series).items()
@@ -149,7 +149,7 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
     lines = [
         line_or_dots(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
-        # After the first metric, skip a line that stays 0: its option is switched off.
+        # Except for the first metric, skip a line that stays 0: its option is switched off.
         if name in run.series and (name == panel.metrics[0] or any(y for _, y in run.series[name]))
     ]
     lines += [
@@ -157,19 +157,19 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
         for other, series in run.beside.items()
         if panel.metrics[0] in series
     ]
-    first = METRICS[documented_name(panel.metrics[0])]
+    first_metric = METRICS[documented_name(panel.metrics[0])]
     flags = [
         Flag(alarm.step, f"{alarm.name} at step {alarm.step}", alarm_element_id(alarm))
         for alarm in run.alarms
         if alarm.metric in panel.metrics
     ]
-    unit = "" if first.unit in {"1", panel.title.lower()} else first.unit
+    unit = "" if first_metric.unit in {"1", panel.title.lower()} else first_metric.unit
     return line_chart(
         panel.title,
         lines,
         x_label=x_axis_label(panel.metrics[0]),
         unit=unit,
-        healthy=first.healthy_range,
+        healthy=first_metric.healthy_range,
         flags=flags,
     )
 

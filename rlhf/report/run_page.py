@@ -38,9 +38,9 @@ from rlhf.run.step_alarms import Alarm
 
 REPORT = "report.html"
 MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
-MOST_LINES = 4  # most models in one chart
-# Columns of the table of models: title -> name of the value in evaluation.json.
-COLUMNS = {
+MOST_MODELS = 4  # most models in one chart
+# Columns of the table of models: title -> key of the value in a row of figures (model_rows).
+MODEL_COLUMNS = {
     "score": "score",
     "right": "right",
     "gold": "gold/gold",
@@ -76,7 +76,7 @@ def run_page(run: RunFiles) -> str:
         scripts=["tokens.js", "samples.js"],
         title=f"{run.folder.name}: {run.config['name']}, seed {run.config['seed']}",
         verdict=read_verdict(run),
-        place=run.folder,
+        subtitle=run.folder,
         run=run,
         tiles=[*build_tiles(run)],
         answers={title: rows for title, rows in answers.items() if rows},
@@ -91,7 +91,7 @@ def run_page(run: RunFiles) -> str:
         doubts=[] if result is None else find_doubts(result["phases"], run.series),
         alarm_element_id=alarm_element_id,
         sections=[section for section in sections if any(section.charts)],
-        rest=other_metric_charts(run),
+        other_charts=other_metric_charts(run),
         command=shlex.join(["python", "launch.py", *words]) if words else "",
         versions=(result or {}).get("versions", {}),
         settings={key: json.dumps(value) for key, value in run.config.items()},
@@ -104,15 +104,15 @@ def _step_of_last_samples(run: RunFiles, alarm: Alarm) -> int | None:
 
 
 def model_rows(
-    found: Mapping[str, Any], titles: Sequence[str] = tuple(COLUMNS)
+    evaluation: Mapping[str, Any], titles: Sequence[str] = tuple(MODEL_COLUMNS)
 ) -> list[dict[str, object]]:
-    """Return a row per model and decoder, with the columns of ``titles`` that have a value."""
+    """Return a row per model and decoder, with those columns of ``titles`` that are not empty."""
     rows: list[dict[str, object]] = []
-    for name, of_model in found["models"].items():
-        for decoder, figures in of_model["decoders"].items():
-            values = figures | {"perplexity": of_model.get("perplexity")}
+    for name, results in evaluation["models"].items():
+        for decoder, figures in results["decoders"].items():
+            values = figures | {"perplexity": results.get("perplexity")}
             values["right"] = figures.get("pass_at", {}).get("1")
-            cells = {title: values.get(key) for title, key in COLUMNS.items()}
+            cells = {title: values.get(key) for title, key in MODEL_COLUMNS.items()}
             rows.append({"model": name, "decoder": decoder} | cells)
     used = [title for title in titles if any(row[title] is not None for row in rows)]
     return [
@@ -122,17 +122,17 @@ def model_rows(
     ]
 
 
-def win_rate_rows(found: Mapping[str, Any]) -> list[dict[str, object]]:
-    """Return a row with win rate and interval for each pair of models."""
+def win_rate_rows(evaluation: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Return a row for each pair of models: win rate, interval, and win rate at equal length."""
     return [
         {
-            "model": each["model"],
-            "against": each["against"],
-            "wins": f"{each['rate']:.3f}",
-            "95 % interval": "{:.3f} to {:.3f}".format(*each["ci"]),
-            "at equal length": f"{each['controlled']:.3f}",
+            "model": rate["model"],
+            "against": rate["against"],
+            "wins": f"{rate['rate']:.3f}",
+            "95 % interval": "{:.3f} to {:.3f}".format(*rate["ci"]),
+            "at equal length": f"{rate['controlled']:.3f}",
         }
-        for each in found["win_rates"]
+        for rate in evaluation["win_rates"]
     ]
 
 
@@ -147,13 +147,14 @@ class Evaluation(NamedTuple):
 
 def read_evaluation(run_dir: Path) -> Evaluation | None:
     """Return the tables and charts of RUN_DIR/evaluation; None if the run was not evaluated."""
-    if (found := EVALUATION.read(run_dir)) is None:
+    if (stored := EVALUATION.read(run_dir)) is None:
         return None
     answers = list(ANSWERS.read_lines(run_dir))
-    charts = [_score_chart(answers, list(found["models"])[:MOST_LINES])]
-    if "reward_model" in found:
-        charts.append(_calibration_chart(found["reward_model"]))
-    return Evaluation(model_rows(found), win_rate_rows(found), charts, _side_by_side_rows(answers))
+    charts = [_score_chart(answers, list(stored["models"])[:MOST_MODELS])]
+    if "reward_model" in stored:
+        charts.append(_calibration_chart(stored["reward_model"]))
+    tables = (model_rows(stored), win_rate_rows(stored))
+    return Evaluation(*tables, charts, _side_by_side_rows(answers))
 
 
 def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) -> Chart | None:
@@ -164,29 +165,29 @@ def _score_chart(answers: Sequence[Mapping[str, Any]], models: Sequence[str]) ->
             for row in answers
             if (row["model"], row["decoder"]) == (name, "sampled") and row["score"] is not None
         )
-        points = [((at + 0.5) / len(scores), score) for at, score in enumerate(scores)]
+        points = [((rank + 0.5) / len(scores), score) for rank, score in enumerate(scores)]
         lines.append(Line(name, points))
     return line_chart("Scores, from the lowest to the highest", lines, x_label="share of answers")
 
 
 def _side_by_side_rows(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Return a row for each of the first prompts: first answer and score per model and decoder."""
+    """Return a row per prompt, for few prompts: first answer and score per model and decoder."""
     rows: dict[str, dict[str, object]] = {}
-    for each in answers:
-        prompt = each["prompt"].strip()
-        if each["sample"] == 0 and (prompt in rows or len(rows) < MOST_PROMPTS):
+    for answer in answers:
+        prompt = answer["prompt"].strip()
+        if answer["sample"] == 0 and (prompt in rows or len(rows) < MOST_PROMPTS):
             row = rows.setdefault(prompt, {"prompt": prompt})
-            score = "not finite" if each["score"] is None else f"{each['score']:.2f}"
-            shown = f"{each['response'].strip()} (score {score})"
-            row[f"{each['model']}, {each['decoder']}"] = shown
+            score = "not finite" if answer["score"] is None else f"{answer['score']:.2f}"
+            shown = f"{answer['response'].strip()} (score {score})"
+            row[f"{answer['model']}, {answer['decoder']}"] = shown
     return list(rows.values())
 
 
 def _calibration_chart(figures: Mapping[str, Any]) -> Chart | None:
-    points = [(each["certainty"], each["right"]) for each in figures["calibration"]]
+    points = [(part["certainty"], part["right"]) for part in figures["calibration"]]
     return line_chart(
-        f"Calibration of the reward model: right {figures['accuracy']:.3f} of "
-        f"{figures['pairs']} pairs",
+        f"Calibration of the reward model: {figures['accuracy']:.1%} of "
+        f"{figures['pairs']} pairs ranked right",
         [
             Line("share that was right", points, is_joined=False),
             Line("calibrated", [(0.5, 0.5), (1.0, 1.0)]),

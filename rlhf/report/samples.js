@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  // Marks the words of a text that another text lacks, by their longest common subsequence.
+  // Marks the words of a text that are not in the longest common subsequence with another text.
   const markChanges = (box, other, name = "mark") => {
     const old = other.match(/\s*\S+/g) ?? [], now = box.textContent.match(/\s*\S+/g) ?? [];
     if (!now.length || other === box.textContent || old.length * now.length > 1e6) return;
@@ -20,7 +20,7 @@
       else box.appendChild(document.createElement(name)).append(now[j++]);
     }
   };
-  // A prompt without the words that all have: "Human: Hi. Assistant:" is "Hi."
+  // Returns "Hi." for the prompt "Human: Hi. Assistant:"; other prompts keep all their words.
   const question = (prompt) => prompt.trim().match(/^Human: ((?:(?!\nHuman: )[^])*?)\s*Assistant:$/)?.[1] ?? prompt.trim();
   for (const pair of document.querySelectorAll(".changed .prompt")) {
     const [before, after] = pair.querySelectorAll(".text");
@@ -31,7 +31,7 @@
 
   const data = document.getElementById("samples");
   if (!data) return;
-  const sources = JSON.parse(data.textContent); // answers by what they are; the first are held out
+  const sources = JSON.parse(data.textContent); // samples by title; the first title is that of the held-out prompts
   const [source, browser, find, sort, everyStep, step, stepName, shade, count, histogram] =
     ["source", "browser", "find", "sort", "every-step", "step", "step-name", "shade", "count", "histogram"]
       .map((id) => document.getElementById(id));
@@ -44,10 +44,10 @@
   };
   const fill = (select, names) => select.replaceChildren(...names.map(([name, value]) => new Option(name, value)));
 
-  // Shows the answers of the selected source: all steps, or the one that is asked for.
+  // Shows the answers of the selected source, of all steps or of askedStep.
   const browse = (askedStep) => {
     const samples = sources[source.value];
-    const isHeldOut = source.selectedIndex === 0; // else each step has prompts of its own
+    const isHeldOut = source.selectedIndex === 0; // in other sources, each step has different prompts
     const shows = (key) => samples.some((sample) => sample[key] !== undefined);
     const prompts = new Map();
     for (const sample of samples) {
@@ -56,7 +56,7 @@
     }
     for (const answers of prompts.values()) answers.sort((a, b) => a.step - b.step);
 
-    // The actor's last answer; after the last step the moving average of its weights answers too.
+    // The last answer of the actor itself: after the last step, the average of its weights answers too.
     const last = (answers) => answers.findLast((answer) => answer.model !== "actor_ema");
     const gain = (key) => (answers) => (last(answers)[key] ?? 0) - (answers[0][key] ?? 0);
     const orders = {
@@ -79,7 +79,7 @@
     const largest = largestByKey(samples);
     fill(shade, [["nothing", ""], ...TOKEN_ROWS.filter(({key, of}) => !of && largest.get(key) > 0).map(({name, key}) => [name, key])]);
 
-    // The numbers of an answer, one in each column.
+    // The columns with an answer's numbers.
     const columns = {
       step: (sample) => sample.model === "actor_ema" ? `${sample.step}, average` : sample.step,
       score: (sample) => cut(sample.score),
@@ -88,7 +88,7 @@
       ...(shows("tokens") ? {tokens: (sample) => sample.tokens} : {}),
     };
 
-    // The text of a response; with shading, each token's background shows its value.
+    // Returns an element with the response's text; with shading, each token's background shows its value.
     const textOf = (sample) => {
       const key = shade.value;
       if ((!key || !sample[key]) && sample.turns) {
@@ -111,7 +111,7 @@
       return text;
     };
 
-    // A histogram of the scores of the step's answers; a bar that is pressed keeps only its prompts.
+    // Draws a histogram of the scores at the step; pressing a bar shows only the prompts with such scores.
     let chosen = null;
     let bin = () => 0;
     const atStep = (answers) => everyStep.checked ? [last(answers)] :

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rlhf.run.console import Console
 
-# Files and folders that a run may have in its directory, in the order of their creation.
+# Label in the summary -> file or folder in the run directory, which not every run has.
 ARTIFACTS: Mapping[str, str] = {
     POLICIES[0].label: POLICIES[0].folder,
     "reward model": "reward/model",
@@ -32,14 +32,14 @@ ARTIFACTS: Mapping[str, str] = {
     "samples": SAMPLES.name,
 }
 
-AnswersToPrompt = tuple[Mapping[str, Any], Mapping[str, Any]]  # the first and the last
+AnswersToPrompt = tuple[Mapping[str, Any], Mapping[str, Any]]  # the first and the last sample
 
 
 class ChangedAnswers(NamedTuple):
-    """First and last answers to the same prompts; ``told`` counts higher and lower scores."""
+    """First and last answers to the same prompts, and a text with how many scores rose or fell."""
 
     pairs: Sequence[AnswersToPrompt]
-    told: str
+    counts_text: str
 
 
 class SummaryRow(NamedTuple):
@@ -59,7 +59,7 @@ class SummaryBlock(NamedTuple):
 
 
 def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
-    """Print the summary of a run from ``result``, the content of result.json."""
+    """Print the summary of a run from ``result``, in the form of result.json."""
     alarms = read_alarms(run_dir)
     console.say("")
     console.show(summary_table(result, summary_title(result, alarms)))
@@ -80,20 +80,20 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) ->
 
 
 def replaced_kernel_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return a line for each kernel that torch replaced in a phase of the run."""
-    found = (measures.get("replaced_kernels", ()) for measures in result["phases"].values())
-    return list(dict.fromkeys(line for lines in found for line in lines))
+    """Return a line for each kernel that a phase of the run replaced by torch operations."""
+    by_phase = (measures.get("replaced_kernels", ()) for measures in result["phases"].values())
+    return list(dict.fromkeys(line for lines in by_phase for line in lines))
 
 
 def summary_title(result: Mapping[str, Any], alarms: Sequence[Alarm]) -> str:
-    """Return the run's objective or, if the run diverged, the first step with a NaN."""
+    """Return a title: the run's objective or, if the run diverged, its first step with a NaN."""
     if (diverged := describe_divergence(alarms)) is not None:
         return diverged
     return f"objective {_number_text(result['objective'])}: {describe_objective(result['phases'])}"
 
 
 def summary_table(result: Mapping[str, Any], title: str) -> Table:
-    """Return a table with the measures of each phase, before and after the phase."""
+    """Return a table of each phase's measures, before and after it, and those of the whole run."""
     from rich import box
     from rich.table import Table
 
@@ -102,29 +102,29 @@ def summary_table(result: Mapping[str, Any], title: str) -> Table:
     table.add_column("measure")
     for column in ("before", "after", "time"):
         table.add_column(column, justify="right")
-    for part in summary_blocks(result):
-        names = iter((part.name, part.duration))
-        for row in part.rows:
-            table.add_row(next(names, ""), *row, next(names, ""))
+    for block in summary_blocks(result):
+        outer_cells = iter((block.name, block.duration))  # only the block's first row has them
+        for row in block.rows:
+            table.add_row(next(outer_cells, ""), *row, next(outer_cells, ""))
         table.add_section()
     return table
 
 
 def summary_blocks(result: Mapping[str, Any]) -> Iterator[SummaryBlock]:
-    """Yield the measures of each phase that ran, and of the whole run."""
+    """Yield the measures of each phase that has a result, then those of the whole run."""
     for phase, rows in PHASE_ROWS.items():
         if phase in result["phases"]:
             measures = result["phases"][phase]
-            is_own = "reused_from" not in measures
-            duration = duration_text(measures["seconds"] / 3600) if is_own else "reused"
+            has_trained = "reused_from" not in measures
+            duration = duration_text(measures["seconds"] / 3600) if has_trained else "reused"
             yield SummaryBlock(phase, list(rows(measures)), duration)
     if "measured" in result:
-        of_run = list(_run_rows(result["measured"], result.get("planned") or {}))
-        yield SummaryBlock("run", of_run, duration_text(result["measured"]["hours"]))
+        run_rows = list(_run_rows(result["measured"], result.get("planned") or {}))
+        yield SummaryBlock("run", run_rows, duration_text(result["measured"]["hours"]))
 
 
 def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what the objective measures; runtime/phase_runs.py chooses it from the last phase."""
+    """Return what the objective measures, which runtime/phase_runs.py takes from the last phase."""
     last = next((name for name in reversed([*PHASE_ROWS]) if name in phases), None)
     if last is None:  # no run writes a result without phases
         return "of no phase"
@@ -141,23 +141,23 @@ def describe_objective(phases: Mapping[str, Mapping[str, Any]]) -> str:
 
 def answers_side_by_side(run_dir: Path) -> list[str]:
     """Return lines with the first and the last answers to the 3 prompts that changed most."""
-    found = find_changed_answers([*SAMPLES.read_lines(run_dir)])
-    if not found.pairs:
+    changed = find_changed_answers([*SAMPLES.read_lines(run_dir)])
+    if not changed.pairs:
         return []
-    lines = [f"Answers before and after training (samples.jsonl): {found.told}"]
-    for first, last in found.pairs[:3]:
+    lines = [f"Answers before and after training (samples.jsonl): {changed.counts_text}"]
+    for first, last in changed.pairs[:3]:
         lines.append(f"  {_one_line(last['prompt'])}")
         for when, answer in (("before", first), ("after", last)):
-            end = "" if answer["ended"] else " (never ended)"
-            lines.append(f"    {when:<7}{_one_line(answer['response'])}{end}")
+            note = "" if answer["ended"] else " (never ended)"
+            lines.append(f"    {when:<7}{_one_line(answer['response'])}{note}")
     return lines
 
 
 def find_changed_answers(samples: Sequence[Mapping[str, Any]]) -> ChangedAnswers:
-    """Return the first and the last answer to each prompt; no pair if there was one evaluation."""
-    own = [sample for sample in samples if sample.get("model") not in DERIVED_MODELS]
+    """Pair the first and last answers to each prompt; no pairs if there was only one evaluation."""
+    of_policy = [sample for sample in samples if sample.get("model") not in DERIVED_MODELS]
     first, last = (
-        {each["prompt"]: each for each in own if each["step"] == own[end]["step"]}
+        {row["prompt"]: row for row in of_policy if row["step"] == of_policy[end]["step"]}
         for end in (0, -1)
     )
     pairs = [(first[prompt], answer) for prompt, answer in last.items() if prompt in first]
@@ -165,24 +165,24 @@ def find_changed_answers(samples: Sequence[Mapping[str, Any]]) -> ChangedAnswers
 
 
 def rank_by_change(pairs: Sequence[AnswersToPrompt]) -> ChangedAnswers:
-    """Return the pairs, the largest change first, and counts of higher and lower answers.
+    """Return the pairs, the largest change of score first, and counts of rises and falls.
 
-    Gold scores are compared, or the scores if an answer has no gold score.
+    The gold scores are compared or, if any answer has no gold score, the scores.
     """
     golds = [answer.get("gold") for pair in pairs for answer in pair]
-    name = "score" if None in golds else "gold"
-    ends: Iterator[Any] = (tuple(answer.get(name) for answer in pair) for pair in pairs)
-    changes = [0.0 if None in (first, last) else last - first for first, last in ends]
-    higher, lower = sum(each > 0 for each in changes), sum(each < 0 for each in changes)
+    key = "score" if None in golds else "gold"
+    scores: Iterator[Any] = (tuple(answer.get(key) for answer in pair) for pair in pairs)
+    changes = [0.0 if None in (first, last) else last - first for first, last in scores]
+    higher, lower = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     same = len(pairs) - higher - lower
     is_same = [first["response"] == last["response"] for first, last in pairs]
-    ranked = sorted(range(len(pairs)), key=lambda place: (-abs(changes[place]), is_same[place]))
-    told = f"by {name}, {higher} higher, {lower} lower, {same} the same"
-    return ChangedAnswers([pairs[place] for place in ranked], told)
+    ranked = sorted(range(len(pairs)), key=lambda index: (-abs(changes[index]), is_same[index]))
+    counts_text = f"by {key}, {higher} higher, {lower} lower, {same} the same"
+    return ChangedAnswers([pairs[index] for index in ranked], counts_text)
 
 
 def _one_line(text: str) -> str:
-    """Return ``text`` without line breaks, and without characters that control a terminal."""
+    """Return ``text`` in one line, without characters that control a terminal."""
     return strip_control_characters(" ".join(text.split()))
 
 
@@ -217,15 +217,15 @@ def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
         yield SummaryRow("  best possible", after=_number_text(reward["best_possible_accuracy"]))
-    for kind, share in reward.get("minimal_pairs", {}).items():
-        yield SummaryRow(f"  {kind.replace('_', ' ')}", after=_number_text(share))
+    for flaw, share in reward.get("minimal_pairs", {}).items():
+        yield SummaryRow(f"  {flaw.replace('_', ' ')}", after=_number_text(share))
 
 
 def _accuracy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     low, high = measures["accuracy_ci"]
-    # A single response is ranked against all others; the two of a pair answer one prompt.
-    name = "held-out ranking" if "responses" in measures else "held-out accuracy"
-    yield SummaryRow(name, after=_number_text(measures["accuracy"]))
+    # Single responses are ranked against all others; those of a pair only against each other.
+    label = "held-out ranking" if "responses" in measures else "held-out accuracy"
+    yield SummaryRow(label, after=_number_text(measures["accuracy"]))
     yield SummaryRow("  95 % interval", after=_interval_text(low, high, "{:.3f}-{:.3f}"))
 
 
@@ -234,9 +234,9 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield _before_after_row("held-out score", ppo, "score")
     yield from _gain_rows(ppo, "score")
     yield from _reward_part_rows(ppo, "score")
-    for row, name in COMPARISON_VALUES.items():
-        if name in ppo:
-            yield SummaryRow(f"  {row}", after=_number_text(ppo[name]))
+    for label, key in RETURNS_TO_COMPARE.items():
+        if key in ppo:
+            yield SummaryRow(f"  {label}", after=_number_text(ppo[key]))
 
 
 def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
@@ -244,8 +244,8 @@ def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _policy_rows(dpo)
 
 
-COMPARISON_VALUES = {"optimal return": "optimum", "random turns' return": "random_return"}
-POLICY_ROWS: dict[str, str] = {  # label: NAME, if a phase's results are NAME_before and NAME_after
+RETURNS_TO_COMPARE = {"optimal return": "optimum", "random turns' return": "random_return"}
+POLICY_ROWS: dict[str, str] = {  # label -> KEY, for the results KEY_before and KEY_after of a phase
     "exactly right": "exact",
     "exactly right, greedy": "exact_greedy",
     "held-out gold score": "gold",
@@ -259,9 +259,9 @@ POLICY_ROWS: dict[str, str] = {  # label: NAME, if a phase's results are NAME_be
 
 
 def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
-    for name, key in POLICY_ROWS.items():
+    for label, key in POLICY_ROWS.items():
         if f"{key}_before" in measures:
-            yield _before_after_row(name, measures, key)
+            yield _before_after_row(label, measures, key)
         yield from _gain_rows(measures, key)
         for policy in DERIVED:
             if (measure := f"{key}_after_{policy.suffix}") in measures:
@@ -270,9 +270,9 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
 
 
-def _before_after_row(name: str, measures: Mapping[str, Any], key: str) -> SummaryRow:
+def _before_after_row(label: str, measures: Mapping[str, Any], key: str) -> SummaryRow:
     before, after = measures[f"{key}_before"], measures[f"{key}_after"]
-    return SummaryRow(name, _number_text(before), _number_text(after))
+    return SummaryRow(label, _number_text(before), _number_text(after))
 
 
 def _reward_part_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
@@ -298,8 +298,8 @@ PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = 
 
 
 def duration_text(hours: float) -> str:
-    """Return a number of hours as H:MM:SS."""
-    longest = timedelta.max.days * 24  # a damaged file may have more than timedelta can hold
+    """Return a number of hours as H:MM:SS, after "N days, " if it is a day or more."""
+    longest = timedelta.max.days * 24  # timedelta cannot hold the hours of some damaged files
     return str(timedelta(hours=max(0, min(hours, longest)))).partition(".")[0]
 
 

@@ -26,70 +26,71 @@ from rlhf.report.run_charts import ChartSection, x_axis_label
 from rlhf.run.metric_table import METRICS
 
 KL = "KL, nats"
-EVERYTHING = (-math.inf, math.inf)
-RANGES = {
+UNLIMITED = (-math.inf, math.inf)
+RANGE_OF_MEASURE = {
     **dict.fromkeys(("gold", "exactly right", "accuracy"), (0.0, 1.0)),
     **dict.fromkeys((KL, "tokens"), (0.0, math.inf)),
     "perplexity": (1.0, math.inf),
-}  # lowest and highest possible value, by measure
-MOST_SETTINGS = 8  # most lines in a chart: more cannot be distinguished
-MOST_STEPS = 100  # most points of a line; with more steps, a point is the mean of several
+}  # lowest and highest possible value
+MOST_SETTINGS = 8  # most lines in a chart; the colours of more lines would look alike
+MOST_STEPS = 100  # most points of a line; with more steps, a point is the mean of several steps
 MOST_NAMES = 4  # most runs of a setting that the legend names
 
 
 def frontier_chart(measure: str, settings: Sequence[Setting]) -> Chart | None:
     """Return a chart of a measure over KL, both with 95 % intervals.
 
-    A line joins the settings on the frontier: no other setting has a better measure at lower KL.
+    A line joins the settings of the frontier: each is better than all settings at lower KL.
+    Return None if no value is finite.
     """
     title, x_label = f"{measure.capitalize()} over KL", "KL to the reference, nats"
-    xs, ys = ([each.estimates()[name] for each in settings] for name in (KL, measure))
+    xs, ys = ([setting.estimates()[name] for setting in settings] for name in (KL, measure))
     points = [(x.mean, y.mean) for x, y in zip(xs, ys, strict=True)]
-    best = pareto_frontier(points)
-    halves = [_half_width_to_draw(each, measure) for each in ys]
-    x_halves = [_half_width_to_draw(each, KL) for each in xs]
+    frontier = pareto_frontier(points)
+    y_halves = [_half_width_to_draw(y, measure) for y in ys]
+    x_halves = [_half_width_to_draw(x, KL) for x in xs]
     lines = [
-        Line("frontier", [points[number] for number in best]),
+        Line("frontier", [points[index] for index in frontier]),
         Line(
             "settings",
             points,
-            half=halves,
+            half=y_halves,
             x_half=x_halves,
             is_joined=False,
             names=[
-                f"{number}: {each.label}, {x_label} {estimate_text(x)}"
-                for number, (each, x) in enumerate(zip(settings, xs, strict=True), 1)
+                f"{number}: {setting.label}, {x_label} {estimate_text(x)}"
+                for number, (setting, x) in enumerate(zip(settings, xs, strict=True), 1)
             ],
             settings=range(len(settings)),
         ),
     ]
-    drawn = zip([*ys, *xs], [*halves, *x_halves], strict=True)
-    hidden = sum(found.half > half for found, half in drawn)
-    note = f"Intervals that reach beyond what is possible are not drawn: {hidden}."
-    names = ", ".join(settings[number].label for number in best)
-    said = f"{title}: on the frontier are {names}"
+    drawn = zip([*ys, *xs], [*y_halves, *x_halves], strict=True)
+    hidden = sum(estimate.half > half for estimate, half in drawn)
+    note = f"Intervals that contain impossible values are not drawn: {hidden}."
+    names = ", ".join(settings[index].label for index in frontier)
+    description = f"{title}: on the frontier are {names}"
     chart = line_chart(title, lines, x_label=x_label)
-    return chart and chart._replace(said=said, note=note if hidden else "")
+    return chart and chart._replace(description=description, note=note if hidden else "")
 
 
 def pareto_frontier(points: Sequence[Point]) -> list[int]:
     """Return the indices of the points that are higher than all points at lower x, sorted by x."""
     kept: list[int] = []
-    for number in sorted(range(len(points)), key=lambda n: (points[n][0], -points[n][1])):
-        if not kept or points[number][1] > points[kept[-1]][1]:
-            kept.append(number)
+    for index in sorted(range(len(points)), key=lambda n: (points[n][0], -points[n][1])):
+        if not kept or points[index][1] > points[kept[-1]][1]:
+            kept.append(index)
     return kept
 
 
-def _half_width_to_draw(found: Estimate, measure: str) -> float:
-    """Return the half-width to draw; 0 (no interval) if the interval has impossible values."""
-    least, most = RANGES.get(measure, EVERYTHING)
-    is_possible = least <= found.low and found.high <= most  # False for NaN
-    return found.half if is_possible else 0.0
+def _half_width_to_draw(estimate: Estimate, measure: str) -> float:
+    """Return the half-width to draw; 0 (no interval) if part of the interval is impossible."""
+    least, most = RANGE_OF_MEASURE.get(measure, UNLIMITED)
+    is_possible = least <= estimate.low and estimate.high <= most  # False for NaN
+    return estimate.half if is_possible else 0.0
 
 
 class SettingCurves(NamedTuple):
-    """The legend of several settings, and the charts with a line for each setting."""
+    """The legend of several settings, and charts of metrics with a line for each setting."""
 
     legend: Sequence[tuple[str, str]]  # label and runs of each setting
     sections: Sequence[ChartSection]
@@ -97,7 +98,7 @@ class SettingCurves(NamedTuple):
 
 
 def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
-    """Return a chart for each metric that any of the settings has, with a line for each setting."""
+    """Return charts of the metrics over steps; at most MOST_SETTINGS settings get a line."""
     drawn = settings[:MOST_SETTINGS]
     series = [[read_metric_series(run.folder) for run in setting.runs] for setting in drawn]
     sections = [
@@ -113,25 +114,26 @@ def setting_curves(settings: Sequence[Setting]) -> SettingCurves:
 
 
 def seed_mean_line(number: int, runs: Sequence[PointsByMetric], metric: str) -> Line:
-    """Return a metric's mean over the seeds of a setting, at the steps that all ``runs`` have.
+    """Return a line of a metric's mean over ``runs``, the runs of a setting, one per seed.
 
-    The line also has the values of each run, and a band from the lowest to the highest. With more
-    than ``MOST_STEPS`` steps, each point is the mean over several. ``number`` is the index of the
-    setting.
+    It has the steps of all runs with the metric, the values of each run if there are several, and a
+    band from the lowest to the highest value. With more than ``MOST_STEPS`` steps, each point is
+    the mean over several steps. ``number`` is the index of the setting.
     """
     by_step = [dict(run[metric]) for run in runs if metric in run]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
     size = math.ceil(len(steps) / MOST_STEPS)
     buckets = [steps[start : start + size] for start in range(0, len(steps), size or 1)]
     values = [[run[step] for step in bucket for run in by_step] for bucket in buckets]
+    middles = [bucket[len(bucket) // 2] for bucket in buckets]
     has_band = len(by_step) > 1 or size > 1
     return Line(
         str(number + 1),
-        list(zip((each[len(each) // 2] for each in buckets), map(mean_of, values), strict=True)),
+        list(zip(middles, map(mean_of, values), strict=True)),
         is_joined=len(buckets) >= FEWEST_JOINED,
         setting=number,
-        low=[min(each) for each in values] if has_band else (),
-        high=[max(each) for each in values] if has_band else (),
+        low=[min(of_bucket) for of_bucket in values] if has_band else (),
+        high=[max(of_bucket) for of_bucket in values] if has_band else (),
         runs=[
             [mean_of([run[step] for step in bucket]) for bucket in buckets]
             for run in by_step
@@ -156,7 +158,7 @@ def _metric_charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> 
 
 
 def _is_on(metric: str, series: Sequence[Sequence[PointsByMetric]]) -> bool:
-    """Return False if a metric stays 0 in all runs, because its option is switched off."""
+    """Return True if a metric is not always 0; it is if its option is switched off."""
     return any(y for runs in series for run in runs for _, y in run.get(metric, ()))
 
 

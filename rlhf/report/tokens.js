@@ -1,4 +1,4 @@
-// A table of an answer's tokens with what PPO computes for each, shaded by the size of the value.
+// Builds a table of an answer's tokens with PPO's values of each token, shaded by their size.
 const TOKEN_ROWS = [
   {name: "reward", key: "token_rewards", hasSum: true, title: "the score at the last token, minus the KL penalty"},
   {name: "KL", key: "token_kl", hasSum: true, title: "log-probability of the policy minus that of the reference, nats"},
@@ -6,10 +6,10 @@ const TOKEN_ROWS = [
   {name: "value", key: "token_values", title: "of the critic, before the token"},
   {name: "advantage", key: "token_advantages", title: "GAE, before whitening"},
 ];
-// null stands for a number that was not finite; -0.00 would be a sign without a value
+// null stands for a number that was not finite; "-0.00" becomes "0.00"
 const cut = (number, digits = 2) => number?.toFixed(digits).replace(/^-(?=[0.]*$)/, "") ?? "not a number";
 
-// The largest absolute value of each column among all samples: 0 for one that was not measured.
+// Returns the largest absolute value of each key among all samples; 0 for a key that none has.
 const largestByKey = (samples) => new Map(TOKEN_ROWS.map(({key}) =>
   [key, samples.flatMap((sample) => sample[key] ?? []).reduce((most, value) => Math.max(most, Math.abs(value)), 0)]));
 

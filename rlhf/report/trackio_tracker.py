@@ -1,6 +1,6 @@
-"""A run in Trackio: ``python launch.py tracking=trackio``.
+"""Track a run with Trackio: ``python launch.py tracking=trackio``.
 
-Trackio stores it in TRACKIO_DIR (default: the cache of Hugging Face), or sends it to the Space
+Trackio stores the run in TRACKIO_DIR (default: the cache of Hugging Face), or sends it to the Space
 TRACKIO_SPACE_ID or the server TRACKIO_SERVER_URL.
 """
 
@@ -30,7 +30,7 @@ class TrackioTracker(Tracker):
     skips_repeats = True
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        """Start the run PARENT/RUN_DIR of the project, or continue it.
+        """Start a Trackio run with the last two parts of ``run_dir`` as its name, or continue it.
 
         Raises:
             CapabilityError: if the package trackio is not installed.
@@ -43,13 +43,13 @@ class TrackioTracker(Tracker):
                 "tracking=trackio: the package trackio is not installed; pip install "
                 "'rlhf[trackio]', or use tracking=local"
             ) from error
-        place, project = run_dir.resolve(), config.tracking.project
-        name = f"{place.parent.name}/{place.name}"
+        folder, project = run_dir.resolve(), config.tracking.project
+        name = f"{folder.parent.name}/{folder.name}"
         self._logged: dict[str, int] = {}
         for line in SQLiteStorage.get_logs(project, name):
             for metric in line:
                 self._logged[metric] = max(line["step"], self._logged.get(metric, 0))
-        with redirect_stdout(StringIO()):  # it prints how to open its dashboard
+        with redirect_stdout(StringIO()):  # init prints how to open the dashboard
             self._run = trackio.init(
                 project=project,
                 name=name,
@@ -62,12 +62,12 @@ class TrackioTracker(Tracker):
             )
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
-        """Write the metrics of one step that are not stored yet."""
+        """Write the metrics of a step, except metrics that are stored already."""
         if new := drop_logged_metrics(values, step, self._logged):
             self._run.log(new, step=step)
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
-        """Write all responses as one text."""
+        """Write all samples of a step as one Markdown text."""
         import trackio
 
         if step > self._logged.get(name := f"{phase}/samples", -1):
@@ -78,7 +78,7 @@ class TrackioTracker(Tracker):
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
-        """Write the objective."""
+        """Write the objective as a metric."""
         self._run.log({"objective": result["objective"]})
 
     def finish(self) -> None:

@@ -1,1 +1,1 @@
-"""The registry of runs: list, compare, relate and clean them, from their files alone."""
+"""Lists, compares and cleans runs, and shows which came from which, from their files only."""

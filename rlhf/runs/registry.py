@@ -1,4 +1,4 @@
-"""Read what the directories of runs say about the runs: state, result, changes and origin.
+"""Read the state, result, changes and origin of runs from their directories.
 
 Only a few short files of each run are read, and no configuration is parsed as a whole, so that
 thousands of runs are listed in seconds.
@@ -43,8 +43,8 @@ from rlhf.run.results import finished_phases
 from rlhf.watch.progress import RunProgress
 
 JOB_OUTPUT = "output.log"
-UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that say where a run is, not what it is
-# The form of the part of result.json that the list shows.
+UNSHOWN = ("run_dir=", "name=", "resume=")  # overrides that change where a run is, not its results
+# The form of the part of result.json that the list of runs shows.
 INTERVAL = [MAYBE_FLOAT, MAYBE_FLOAT]
 GAINS = {f"{name}_gain_ci?": INTERVAL for name in (*JUDGES, TRAINED_ON)}
 PARTS = {f"score_parts_{when}?": {OTHERS: MAYBE_FLOAT} for when in ("before", "after")}
@@ -53,14 +53,14 @@ SHORT_RESULT = StoredFile(RESULT.name, {"objective": MAYBE_FLOAT, "phases": {OTH
 
 
 class FoundRun:
-    """A run directory; every property is read from its files when it is first used."""
+    """A run; its properties are read from the files of its directory when they are first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @cached_property
     def started(self) -> float:
-        """Return when the run began, in seconds since 1970."""
+        """Return the time when the run began, in seconds since 1970."""
         return start_time(self.folder)
 
     @cached_property
@@ -75,7 +75,7 @@ class FoundRun:
 
     @cached_property
     def state(self) -> str:
-        """Return waiting, running, silent, ended, failed, or finished."""
+        """Return the state: waiting, running, silent, ended, failed, or finished."""
         if self.bundle is not None:
             return str(self.bundle["state"])
         word = RunProgress(self.folder).state().word
@@ -83,7 +83,7 @@ class FoundRun:
 
     @cached_property
     def reason(self) -> str:
-        """Return why a run ended before it finished: its last error, or the alarm that ended it."""
+        """Return the error or alarm that ended the run before it finished; "" if there was none."""
         if self.bundle is not None:
             return str(self.bundle["reason"])
         if (self.folder / RESULT).exists():
@@ -94,7 +94,7 @@ class FoundRun:
 
     @cached_property
     def last_line(self) -> Mapping[str, Any]:
-        """Return the last complete line of metrics.jsonl; {} if there is none."""
+        """Return the last intact line of metrics.jsonl; {} if there is none."""
         path = self.folder / METRICS
         for line in reversed(read_tail(path).splitlines()):
             with suppress(DamagedFileError):
@@ -103,78 +103,78 @@ class FoundRun:
 
     @cached_property
     def result(self) -> Mapping[str, Any] | None:
-        """Return result.json's content; None if the run has not finished or the file is damaged."""
+        """Return the content of result.json; None if the file is missing or damaged."""
         return SHORT_RESULT.read_if_intact(self.folder)
 
     @property
     def objective(self) -> float | None:
-        """Return the objective of a finished run; None if it was not a finite number."""
+        """Return the objective; None if the run has not finished, or it was not a finite number."""
         return None if self.result is None else self.result["objective"]
 
     @property
     def gain(self) -> Gain | None:
-        """Return what training changed, by the run's best judge; None if nothing judged it."""
+        """Return the gain from training by the best judge; None without a result or a judge."""
         return None if self.result is None else read_gain(self.result["phases"])
 
     @cached_property
     def changes(self) -> list[str]:
-        """Return the overrides of the run's command that change what it computes."""
+        """Return the overrides of the run's command, without run_dir, name and resume."""
         with suppress(CheckpointError):
             return [word for word in read_command(self.folder) if not word.startswith(UNSHOWN)]
         return []
 
     @cached_property
     def alarms(self) -> Counter[str]:
-        """Return the number of alarms by name, up to a line that is damaged."""
-        found: Counter[str] = Counter()
+        """Return the number of alarms by name; lines after a damaged line are not counted."""
+        counts: Counter[str] = Counter()
         with suppress(DamagedFileError):
             lines = read_json_lines(self.folder / ALARMS, {"name": str})
-            found.update(each["name"] for each in lines)
-        return found
+            counts.update(line["name"] for line in lines)
+        return counts
 
     @cached_property
     def parents(self) -> dict[str, str]:
-        """Return the runs that this run took phases from, and its sweep, by their relation."""
-        found = {}
+        """Return the folders of the runs from which this run took phases, and of its sweep."""
+        parents = {}
         if isinstance(from_run := self.value("from_run"), str):
-            found["from_run"] = from_run
+            parents["from_run"] = from_run
         if (self.folder / "job.lock").exists():
-            found["sweep"] = str(self.folder.parent)
+            parents["sweep"] = str(self.folder.parent)
         phases = {} if self.result is None else self.result["phases"]
         for phase, measures in phases.items():
             if (origin := measures.get("reused_from")) and origin != from_run:
-                found[f"{phase} of"] = origin
-        return found
+                parents[f"{phase} of"] = origin
+        return parents
 
     @cached_property
     def size(self) -> int:
-        """Return the bytes of the run's files, without what links point to."""
+        """Return the size of the run's files in bytes, without the targets of links."""
         return folder_size(self.folder)
 
     @cached_property
-    def texts(self) -> Mapping[str, str]:
-        """Return the dotted keys of the run's configuration, and their values as YAML."""
+    def yaml_values(self) -> Mapping[str, str]:
+        """Return the values of the run's configuration as YAML text, by dotted key."""
         with suppress(CheckpointError):
             return scan_keys(read_stored_text(self.folder / FROZEN) or "")
         return {}
 
     def value(self, key: str) -> Any:
-        """Return the value of a field of the list, or of a dotted key of the run's configuration.
+        """Return the value of a field of ``FIELDS``, or of a dotted key of the run's configuration.
 
         Return ``...`` if the run has no such key.
         """
         if key in FIELDS:
             return FIELDS[key](self)
-        return parse_value(self.texts[key]) if key in self.texts else ...
+        return parse_value(self.yaml_values[key]) if key in self.yaml_values else ...
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry that ``--json`` prints for this run."""
+        """Return the fields that ``--json`` prints for this run."""
         return {name: read(self) for name, read in FIELDS.items()}
 
 
 FIELDS: Mapping[str, Callable[[FoundRun], Any]] = {
     "folder": lambda run: str(run.folder),
-    "name": lambda run: parse_value(run.texts.get("name", "null")),
+    "name": lambda run: parse_value(run.yaml_values.get("name", "null")),
     "started": lambda run: datetime.fromtimestamp(run.started).isoformat(timespec="seconds"),
     "state": lambda run: run.state,
     "reason": lambda run: run.reason,
@@ -197,7 +197,7 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
     Raises:
         ConfigError: if a place is no folder.
     """
-    found: dict[str, FoundRun] = {}
+    by_path: dict[str, FoundRun] = {}
     for place in places:
         if not place.is_dir():
             raise ConfigError(
@@ -205,20 +205,20 @@ def find_runs(places: Iterable[Path]) -> list[FoundRun]:
                 "runs in runs/ are listed. Filters are KEY=VALUE, such as state=finished"
             )
         for folder in find_folders_with(FROZEN, place):
-            found.setdefault(os.path.realpath(folder), FoundRun(folder))
-    return sorted(found.values(), key=lambda run: (run.started, run.folder))
+            by_path.setdefault(os.path.realpath(folder), FoundRun(folder))
+    return sorted(by_path.values(), key=lambda run: (run.started, run.folder))
 
 
 def filter_runs(runs: list[FoundRun], filters: Iterable[str]) -> list[FoundRun]:
     """Return the runs that fit all ``filters``.
 
     A filter is KEY=VALUE; KEY is a field of the list or a key of the configuration. A run fits if
-    its value equals VALUE as YAML, or matches VALUE as a pattern.
+    its value equals VALUE (parsed as YAML), or matches VALUE as a pattern such as 'smoke*'.
 
     Raises:
         ConfigError: if no run has the key of a filter.
     """
-    for key, _, wanted in (each.partition("=") for each in filters):
+    for key, _, wanted in (word.partition("=") for word in filters):
         _require_key(key, runs)
         runs = [run for run in runs if _fits(run.value(key), wanted)]
     return runs
@@ -242,7 +242,7 @@ def sort_runs(runs: list[FoundRun], key: str) -> list[FoundRun]:
 
 
 def _order(value: object) -> tuple[int, float, str]:
-    """Return a sort key for values of any kind: no value first, then numbers, then texts."""
+    """Return a sort key for values of any type: missing values first, then numbers, then texts."""
     if value is None or value is ...:
         return 0, 0.0, ""
     if isinstance(value, int | float):
@@ -253,17 +253,17 @@ def _order(value: object) -> tuple[int, float, str]:
 def _require_key(key: str, runs: Sequence[FoundRun]) -> None:
     if key in FIELDS or not runs or any(run.value(key) is not ... for run in runs):
         return
-    known = [*FIELDS, *sorted({key for run in runs for key in run.texts})]
+    known = [*FIELDS, *sorted({key for run in runs for key in run.yaml_values})]
     near = get_close_matches(key, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     raise ConfigError(
         f"{key}: no run has this key{hint} The fields of the list are {', '.join(FIELDS)}; all "
-        "other keys are those of config.yaml"
+        "other keys are keys of config.yaml"
     )
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a text in YAML as runs write it, or the text if it is no such value."""
+    """Parse a value in the YAML that runs write; return ``text`` itself if this is impossible."""
     try:
         return parse_plain_value(text)
     except PARSE_ERRORS:

@@ -1,1 +1,1 @@
-"""Instrument that shows runs and sweeps while they run: a local page, or a terminal screen."""
+"""Shows runs and sweeps while they run, on a local page or a terminal screen."""

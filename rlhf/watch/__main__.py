@@ -2,9 +2,9 @@
 
 python -m rlhf.watch RUN_DIR                serve a page on this machine, and print its address
 python -m rlhf.watch SWEEP_DIR              the same, with a row for each job
-python -m rlhf.watch RUN_DIR --beside RUN_DIR ...   with the curves of other runs
-python -m rlhf.watch RUN_DIR --terminal     fill the terminal instead; Ctrl-C ends
-python -m rlhf.watch RUN_DIR --json         print the state now, and end
+python -m rlhf.watch RUN_DIR --beside RUN_DIR ...   the same, with the curves of other runs
+python -m rlhf.watch RUN_DIR --terminal     show the run in the terminal instead; Ctrl-C ends
+python -m rlhf.watch RUN_DIR --json         print the present state, and end
 
 Only files are read, so the run may be on another machine that shares the folder.
 """
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-EVERY_SECONDS = 2.0
+REFRESH_SECONDS = 2.0
 BARS = "▁▂▃▄▅▆▇█"
-TREND = 32  # most bars of a trend
-BAR = 16  # characters of a progress bar
-LINE = 76  # characters per line of text
+MOST_BARS = 32  # most bars of a trend
+PROGRESS_WIDTH = 16  # characters of a progress bar
+LINE_WIDTH = 76  # characters per line of text
 MOST_LINES = 2  # most lines of an answer or a fault
 ALARM_LINES = (3, 1)  # most lines of the last alarm, with its advice, and of the alarm before it
 
@@ -51,7 +51,7 @@ def show_in_terminal(folder: Path) -> None:
     with console.full_screen() as show:
         show(draw())
         while console.is_terminal:
-            time.sleep(EVERY_SECONDS)
+            time.sleep(REFRESH_SECONDS)
             show(draw())
 
 
@@ -65,9 +65,9 @@ def build_draw_function(folder: Path) -> Callable[[], RenderableType]:
 
 
 def draw_trend(points: Sequence[Point]) -> str:
-    """Return the last values of a curve as bars between its lowest and its highest value."""
+    """Return the finite values of a curve as bars; a bar shows the mean of successive values."""
     values = [value for _, value in points if math.isfinite(value)]
-    size = -(-len(values) // TREND) if values else 1
+    size = -(-len(values) // MOST_BARS) if values else 1
     means = [mean_of(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means, default=0.0), max(means, default=0.0)
     steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
@@ -87,12 +87,8 @@ def _draw_run(run: LiveRun) -> RenderableType:
         *(_paragraph(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
     ]
-    blocks: list[Sequence[RenderableType]] = [
-        head,
-        [_metric_table(run)],
-        alarms,
-        list(_draw_newest_answer(run)),
-    ]
+    answer = list(_draw_newest_answer(run))
+    blocks: list[Sequence[RenderableType]] = [head, [_metric_table(run)], alarms, answer]
     return Group(*(Group(*block, "") for block in blocks if block))
 
 
@@ -100,10 +96,10 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
     table = _create_table("phase", "", "step", "s/step", "planned", "time", "planned")
     for phase in phases:
         share = 1.0 if phase.state == "done" else phase.step / phase.steps if phase.steps else 0.0
-        full = min(BAR, int(share * BAR))
+        full = min(PROGRESS_WIDTH, int(share * PROGRESS_WIDTH))
         table.add_row(
             phase.name,
-            "█" * full + "░" * (BAR - full),
+            "█" * full + "░" * (PROGRESS_WIDTH - full),
             f"{phase.step}/{phase.steps or '?'}",
             short_number_text(phase.pace),
             short_number_text(phase.planned_pace),
@@ -121,17 +117,17 @@ def _metric_table(run: LiveRun) -> Table:
 
 
 def _draw_newest_answer(run: LiveRun) -> Iterator[Text]:
-    if not run.newest:
+    if not run.newest_answers:
         return
-    prompt, answer = next(iter(run.newest.items()))
+    prompt, answer = next(iter(run.newest_answers.items()))
     yield _paragraph(prompt, style="bold", lines=1)
-    for each in (run.first[prompt], answer):
-        yield _paragraph(f"step {each['step']}: {each['response']}", lines=MOST_LINES)
+    for sample in (run.first_answers[prompt], answer):
+        yield _paragraph(f"step {sample['step']}: {sample['response']}", lines=MOST_LINES)
 
 
 def _paragraph(text: str, *, style: str = "", lines: int | None = None) -> Text:
-    """Return ``text`` as a paragraph without line breaks or markup, of about ``lines`` lines."""
-    most = (lines or MOST_LINES) * LINE
+    """Return ``text`` without line breaks or markup, cut after about ``lines`` lines."""
+    most = (lines or MOST_LINES) * LINE_WIDTH
     words = " ".join(text[: 4 * most].split())  # splitting millions of characters takes seconds
     return literal_text(words if len(words) <= most else words[: most - 1] + "…", style=style)
 
@@ -140,8 +136,8 @@ def _create_table(*titles: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=any(titles), header_style="dim")
-    for place, title in enumerate(titles):
-        table.add_column(title, no_wrap=place > 0, overflow="fold")
+    for index, title in enumerate(titles):
+        table.add_column(title, no_wrap=index > 0, overflow="fold")
     return table
 
 
@@ -152,44 +148,39 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
     table = _create_table("job", "state", "step", "so far")
     for row in sweep.rows:
         table.add_row(
-            *(_paragraph(each) for each in (row.name, row.state.word, row.step, row.reached))
+            *(_paragraph(cell) for cell in (row.name, row.state.word, row.step, row.reached))
         )
     return Group(_paragraph(sweep.headline, style="bold"), table)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve the page, or fill the terminal, until Ctrl-C; return the exit code."""
+    """Serve the page or fill the terminal until Ctrl-C, or print JSON; return the exit code."""
     parser = build_command_parser("rlhf.watch", __doc__, has_json=True)
     parser.add_argument("folder", metavar="RUN_DIR|SWEEP_DIR")
-    way = parser.add_mutually_exclusive_group()
-    way.add_argument("--terminal", action="store_true", help="no page: one screen of the terminal")
-    way.add_argument("--port", type=int, help="port of the page; default: a free port from 7860 on")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument("--terminal", action="store_true", help="use the terminal instead of a page")
+    views.add_argument("--port", type=int, help="port of the page; default: a free port from 7860")
     parser.add_argument(
-        "--beside",
-        type=Path,
-        nargs="+",
-        metavar="RUN_DIR",
-        default=[],
-        help="draw their curves too",
+        "--beside", type=Path, nargs="+", metavar="RUN_DIR", default=[], help="other runs to draw"
     )
     options = parser.parse_args(arguments)
     if options.beside and (options.terminal or options.json):
-        parser.error("--beside belongs to the page: not with --terminal or --json")
+        parser.error("--beside draws curves on the page, so it excludes --terminal and --json")
     with suppress(KeyboardInterrupt):
         return run_to_exit_code(lambda: _watch(options), as_json=options.json)
     return 0
 
 
 def _watch(options: argparse.Namespace) -> Result | None:
-    folder = expand_user_path(options.folder, key="RUN_DIR").resolve()  # runs/latest may move on
+    folder = expand_user_path(options.folder, key="RUN_DIR").resolve()  # runs/latest may change
     if options.json:
-        return Result(snapshot(folder))
+        return Result(read_snapshot(folder))
     if options.terminal:
         show_in_terminal(folder)
         return None
     beside = [expand_user_path(other, key="--beside").resolve() for other in options.beside]
     for other in beside:
-        read_frozen_keys(other)  # refuses a folder that is no run
+        read_frozen_keys(other)  # raises an error if the folder is no run
     with WatchServer(folder, options.port, beside) as server:
         Console().say(
             f"open {server.address} in a browser; Ctrl-C ends. Without a browser: add --terminal"
@@ -198,7 +189,7 @@ def _watch(options: argparse.Namespace) -> Result | None:
     return None
 
 
-def snapshot(folder: Path) -> dict[str, Any]:
+def read_snapshot(folder: Path) -> dict[str, Any]:
     """Return the state of the run or sweep in ``folder`` as JSON data."""
     if not (folder / FROZEN).is_file():
         jobs = [

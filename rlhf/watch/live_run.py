@@ -19,9 +19,9 @@ from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import RunProgress, RunState, time_text
 
-TENTHS = 10  # a headline compares the mean of a curve's first tenth with its last tenth's
-# The result so far of a running job is the first of these metrics that the job has logged.
-REACHED = {
+CURVE_PARTS = 10  # a headline compares the means of the first and the last tenth of a curve
+# Metric -> name for readers; a job's result so far is the first of these that it has logged.
+RESULT_METRICS = {
     "ppo/eval_exact": "held-out exactly right",
     "ppo/eval_gold": "held-out gold score",
     "ppo/eval_score": "held-out score",
@@ -36,22 +36,22 @@ REACHED = {
 
 
 class LiveRun:
-    """A run that may still be running: its curves, answers and alarms so far.
+    """A run that may still be running, with its curves, answers and alarms so far.
 
     Raises:
         CheckpointError: if ``folder`` is not the directory of a run.
     """
 
     def __init__(self, folder: Path, beside: Sequence[Path] = ()) -> None:
-        """Read the run in ``folder``; the charts have the curves of the runs ``beside`` too."""
+        """Open the run in ``folder``; its charts also show the curves of the runs ``beside``."""
         self.folder = folder
-        self._beside = {"/".join(each.parts[-2:]): read_metric_series(each) for each in beside}
+        self._beside = {"/".join(run.parts[-2:]): read_metric_series(run) for run in beside}
         self.config = read_frozen_keys(folder)
         self.progress = RunProgress(folder)
         self._files = [file.follow(folder) for file in (METRICS, SAMPLES, ALARMS)]
         self.curves: dict[str, list[Point]] = {}  # points by metric
-        self.first: dict[str, Mapping[str, Any]] = {}  # first answer by prompt
-        self.newest: dict[str, Mapping[str, Any]] = {}  # newest answer by prompt
+        self.first_answers: dict[str, Mapping[str, Any]] = {}  # by prompt
+        self.newest_answers: dict[str, Mapping[str, Any]] = {}  # by prompt
         self.alarms: list[Alarm] = []
 
     @property
@@ -60,7 +60,7 @@ class LiveRun:
         return [file.fault for file in self._files if file.fault is not None]
 
     def headline(self) -> Headline:
-        """Return a line with the run's state, what it reached so far, and the time that is left."""
+        """Return a line with the run's state, time left, result so far and number of alarms."""
         state, files = self.progress.state(), self.as_run_files()
         words = [state.text]
         if files.result is not None:
@@ -68,18 +68,18 @@ class LiveRun:
             return Headline(f"{state.text}; {verdict.text}", verdict.is_doubtful)
         if state.word == "running":
             words.append(f"{time_text(self.progress.hours_left())} left")
-        found = next((name for name in REACHED if len(self.curves.get(name, ())) > 1), None)
-        if found is not None:
-            values = [value for _, value in self.curves[found]]
-            size = -(-len(values) // TENTHS)  # single batches are noisy
+        names = (name for name in RESULT_METRICS if len(self.curves.get(name, ())) > 1)
+        if (metric := next(names, None)) is not None:
+            values = [value for _, value in self.curves[metric]]
+            size = -(-len(values) // CURVE_PARTS)  # single batches are noisy
             first, last = mean_of(values[:size]), mean_of(values[-size:])
-            words.append(f"{REACHED[found]} {first:.3f} → {last:.3f} so far")
+            words.append(f"{RESULT_METRICS[metric]} {first:.3f} → {last:.3f} so far")
         words.append(f"alarms: {len(self.alarms) or 'none'}")
         is_doubtful = bool(self.alarms or self.faults) or state.word in {"ended", "silent"}
         return Headline(", ".join(words), is_doubtful or None)
 
     def key_metric_values(self) -> list[tuple[KeyMetric, str, str]]:
-        """Return the first and the latest values of the current phase's key metrics, as texts."""
+        """Return the current phase's key metrics, each with its first and latest value as texts."""
         latest = self.progress.latest
         metrics = KEY_METRICS.get(self.progress.phase or "", ())
         return [
@@ -89,13 +89,13 @@ class LiveRun:
         ]
 
     def poll(self) -> bool:
-        """Read the lines that the run wrote since the last call; return True if there are any."""
+        """Read what the run wrote since the last call; return True if any file has changed."""
         lines, samples, alarms = (file.read() for file in self._files)
         if lines.is_restarted:
             self.curves = {}
             self.progress.reset()
         if samples.is_restarted:
-            self.first, self.newest = {}, {}
+            self.first_answers, self.newest_answers = {}, {}
         if alarms.is_restarted:
             self.alarms = []
         for line in lines.values:
@@ -103,18 +103,18 @@ class LiveRun:
         self.progress.add_lines(lines.values)
         for sample in samples.values:
             if sample.get("model") not in DERIVED_MODELS:
-                self.first.setdefault(sample["prompt"], sample)
-                self.newest[sample["prompt"]] = sample
+                self.first_answers.setdefault(sample["prompt"], sample)
+                self.newest_answers[sample["prompt"]] = sample
         self.alarms += map(parse_alarm, alarms.values)
         return any(new.values or new.is_restarted for new in (lines, samples, alarms))
 
     def as_run_files(self) -> RunFiles:
-        """Return the data from which the report's charts are built."""
+        """Return the data from which the report's charts are built; samples: the newest answers."""
         return RunFiles(
             folder=self.folder,
             config=self.config,
             series=self.curves,
-            samples=list(self.newest.values()),
+            samples=list(self.newest_answers.values()),
             alarms=self.alarms,
             result=read_run_result(self.folder),
             beside=self._beside,
@@ -122,7 +122,7 @@ class LiveRun:
 
 
 class JobRow(NamedTuple):
-    """A row of the table of jobs: a job's name, state, step and result so far."""
+    """A row of a sweep's table of jobs: a job's name, state, step and result so far."""
 
     name: str
     state: RunState
@@ -132,10 +132,10 @@ class JobRow(NamedTuple):
 
 
 class LiveSweep:
-    """A sweep that may still be running: a row for each job with a folder in the sweep's folder.
+    """A sweep that may still be running, with a row for each job that has begun.
 
     Raises:
-        CheckpointError: if there is no job.
+        CheckpointError: if no job has begun.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +158,7 @@ class LiveSweep:
 
     @property
     def headline(self) -> str:
-        """Return the name of the sweep, how many of its jobs have finished, and the best one."""
+        """Return the name of the sweep, the number of finished jobs, and the best finished job."""
         finished = sum(row.state.word == "finished" for row in self.rows)
         text = f"sweep {self.folder.name}: {finished} of {len(self.rows)} jobs finished"
         known = [(row.objective, row.name) for row in self.rows if row.objective is not None]
@@ -184,6 +184,6 @@ def _read_job_row(name: str, progress: RunProgress, metrics: GrowingFile) -> Job
         objective = result["objective"]
         return JobRow(name, state, step, f"objective {objective:.3f}", objective)
     latest = progress.latest
-    found = next((each for each in REACHED if latest.get(each) is not None), None)
-    reached = f"{REACHED[found]} {latest[found]:.3f}" if found else ""
+    metric = next((name for name in RESULT_METRICS if latest.get(name) is not None), None)
+    reached = f"{RESULT_METRICS[metric]} {latest[metric]:.3f}" if metric else ""
     return JobRow(name, state, step, reached)

@@ -38,29 +38,29 @@ from rlhf.run.metric_table import METRICS
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
-OTHERS = "All other metrics"
+OTHERS = "All other metrics"  # the title of the last section
 MAIN, *PANEL_TITLES = PANELS
-# The parts of the page in their order; parts without content are hidden.
+# The names of the page's parts in their order; parts without content are hidden.
 PARTS = ("status", "alarms", "answers", MAIN, "over KL", *PANEL_TITLES, OTHERS)
 LEAST_SECONDS = 1.0  # least time between reads of the files, however many pages are open
 MOST_VERSIONS = 10  # views that are kept; a page with an older view gets the whole new view
-ROOM = "rlhf.watch"
-ASSETS = {
+PACKAGE = "rlhf.watch"
+ASSETS = {  # name -> MIME type, files of rlhf.report, file of this package
     "page.css": ("text/css", ("uplot/uPlot.min.css", "report.css"), "watch.css"),
     "page.js": ("text/javascript", CHART_SCRIPTS, "watch.js"),
 }
 
 
 class View(NamedTuple):
-    """The content of a page: its title, HTML by part, and data of charts by section and title."""
+    """The content of a page: its title, HTML by part, and charts' data by "SECTION: CHART"."""
 
     title: str
     parts: Mapping[str, str]
     charts: Mapping[str, Mapping[str, Any]]
 
 
-def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
-    """Read what a run has written, and return its view; ``back`` adds a link to its sweep.
+def build_run_view(run: LiveRun, before: View | None, *, is_job: bool) -> View:
+    """Read what a run has written, and return its view; the view of a job links to its sweep.
 
     Charts are built only if the run wrote something. Otherwise they come from the view ``before``.
     """
@@ -69,10 +69,10 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
     else:
         sections, charts = before.parts, before.charts
     progress = run.progress
-    pairs = [(run.first[prompt], sample) for prompt, sample in run.newest.items()]
+    pairs = [(run.first_answers[key], newest) for key, newest in run.newest_answers.items()]
     parts = {
         "status": _render_macro(
-            "status", run=run, verdict=run.headline(), phases=progress.phases(), back=back
+            "status", run=run, verdict=run.headline(), phases=progress.phases(), is_job=is_job
         ),
         "alarms": _render_macro("alarms", alarms=run.alarms, alarm_element_id=alarm_element_id),
         "answers": _render_macro(
@@ -85,33 +85,34 @@ def build_run_view(run: LiveRun, before: View | None, *, back: bool) -> View:
 
 
 def _draw_charts(run: LiveRun) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
-    """Return the sections' HTML by part of the page, and the charts' data by section and title."""
+    """Return the HTML of sections by part of the page, and the data of charts as in ``View``."""
     sections: dict[str, str] = {}
     data: dict[str, dict[str, Any]] = {}
     for part, section in _sections_by_part(run).items():
-        charts = {f"{section.title}: {each.title}": each for each in section.charts if each}
+        charts = {f"{section.title}: {chart.title}": chart for chart in section.charts if chart}
         # The page fetches the data later: a chart's HTML has a key instead of data.
         shells = [
-            chart._replace(said=chart.title, note="", data={"key": key})
+            chart._replace(description=chart.title, note="", data={"key": key})
             for key, chart in charts.items()
         ]
         is_first = not any(sections.values())
         text = _render_macro("section", section=section, charts=shells, is_open=is_first)
         sections[part] = text if shells else ""
-        data |= {key: {**each.data, "said": each.said} for key, each in charts.items()}
+        for key, chart in charts.items():
+            data[key] = {**chart.data, "description": chart.description}
     return sections, data
 
 
 def changes_between(old: View | None, new: View) -> dict[str, Any]:
     """Return the changes from a page's view ``old`` to ``new``; if ``old`` is None, all of ``new``.
 
-    Of a changed line of a chart, only points from the first changed point on are returned.
+    Of a changed line of a chart, only the points from the first changed point on are returned.
     """
     before = old or View("", {}, {})
     charts = {}
     for key, chart in new.charts.items():
-        if chart != (had := before.charts.get(key)):
-            lines = zip_longest(had["lines"] if had else (), chart["lines"])
+        if chart != (old_chart := before.charts.get(key)):
+            lines = zip_longest(old_chart["lines"] if old_chart else (), chart["lines"])
             charts[key] = {**chart, "lines": [_changed_points(*pair) for pair in lines]}
     parts = {name: html for name, html in new.parts.items() if html != before.parts.get(name)}
     return {"title": new.title, "parts": parts, "charts": charts}
@@ -120,23 +121,23 @@ def changes_between(old: View | None, new: View) -> dict[str, Any]:
 def _sections_by_part(run: LiveRun) -> dict[str, ChartSection]:
     """Return the report's sections of charts by the part of the page that shows them."""
     files = run.as_run_files()
-    found = {section.title: section for section in panel_sections(files)}
+    sections = {section.title: section for section in panel_sections(files)}
     if "ppo/score_mean" in run.curves:
-        found["over KL"] = over_optimisation_section(files)
+        sections["over KL"] = over_optimisation_section(files)
     others = ChartSection(OTHERS, other_metric_charts(files))
-    return found | {OTHERS: others}
+    return sections | {OTHERS: others}
 
 
 def _changed_points(old: Mapping[str, Any] | None, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chart line ``line`` without the first points, which ``old`` has too.
+    """Return the chart line ``line`` without those of its first points that ``old`` has too.
 
     The entry ``from`` of the result is the number of points that were dropped.
     """
     columns = {name: column for name, column in line.items() if isinstance(column, list)}
-    had = zip(*((old or {}).get(name, ()) for name in columns), strict=False)
-    pairs = zip(zip(*columns.values(), strict=True), had, strict=False)
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return {**line, **{name: column[same:] for name, column in columns.items()}, "from": same}
+    old_points = zip(*((old or {}).get(name, ()) for name in columns), strict=False)
+    pairs = zip(zip(*columns.values(), strict=True), old_points, strict=False)
+    dropped = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return {**line, **{name: column[dropped:] for name, column in columns.items()}, "from": dropped}
 
 
 def _render_macro(macro: str, **values: Any) -> str:
@@ -162,7 +163,7 @@ class LiveView:
         self._views: deque[tuple[str, View]] = deque(maxlen=MOST_VERSIONS)
 
     def changes_since(self, version: str) -> dict[str, Any]:
-        """Return the changes since the view ``version``, and the number of the new view."""
+        """Return the newest view's version number, and its changes since the view ``version``."""
         with self._lock:
             if time.monotonic() - self._read_at >= LEAST_SECONDS:
                 self._rebuild_view()
@@ -185,7 +186,7 @@ class LiveView:
 class WatchServer(LocalServer):
     """A server of the live page of the run or sweep in ``folder``.
 
-    Charts also have the curves of the runs ``beside``, as they are at the start.
+    Charts also show the curves of the runs ``beside``, as they are when the server starts.
 
     Raises:
         CheckpointError: if ``folder`` is neither a run nor a sweep.
@@ -199,7 +200,7 @@ class WatchServer(LocalServer):
         if (folder / FROZEN).is_file():
             self._sweep = None
             run = LiveRun(folder, beside)
-            self._live_views[""] = LiveView(partial(build_run_view, run, back=False))
+            self._live_views[""] = LiveView(partial(build_run_view, run, is_job=False))
         else:
             self._sweep = LiveSweep(folder)
             self._live_views[""] = LiveView(self._build_sweep_view)
@@ -221,7 +222,7 @@ class WatchServer(LocalServer):
                     # Opened at the first request, so that the job's page shows its errors.
                     opened = cache(partial(LiveRun, folder, self._beside))
                     self._live_views[job] = LiveView(
-                        lambda before: build_run_view(opened(), before, back=True)
+                        lambda before: build_run_view(opened(), before, is_job=True)
                     )
             return self._live_views.get(job)
 
@@ -236,29 +237,29 @@ class _WatchRequest(LocalRequest):
     )
 
     def do_GET(self) -> None:
-        place, _, query = self.path.partition("?")
-        path, _, name = place.rpartition("/")
+        address, _, query = self.path.partition("?")
+        path, _, name = address.rpartition("/")
         if (refused := self.refusal_status(path)) is not None:
             self._send_refusal(refused)
         elif name in ASSETS:
-            kind, shared, own = ASSETS[name]
-            texts = [*map(read_asset, shared), read_asset(own, ROOM)]
-            self.send(HTTPStatus.OK, "\n".join(texts), kind=kind)
+            mime_type, report_files, own_file = ASSETS[name]
+            texts = [*map(read_asset, report_files), read_asset(own_file, PACKAGE)]
+            self.send(HTTPStatus.OK, "\n".join(texts), mime_type=mime_type)
         elif name == "updates":
             self._send_updates({key: values[0] for key, values in parse_qs(query).items()})
         elif not name:
             values = {"path": self.server.path, "parts": PARTS, "main": MAIN}
-            self.send(HTTPStatus.OK, render_template("shell.html", package=ROOM, **values))
+            self.send(HTTPStatus.OK, render_template("shell.html", package=PACKAGE, **values))
         else:
             self._send_refusal(HTTPStatus.NOT_FOUND)
 
-    def _send_updates(self, asked: dict[str, str]) -> None:
-        view = self.server.get_or_create_view(asked.get("run", ""))
+    def _send_updates(self, query: dict[str, str]) -> None:
+        view = self.server.get_or_create_view(query.get("run", ""))
         if view is None:
             self._send_refusal(HTTPStatus.NOT_FOUND)
         else:
-            found = json.dumps(view.changes_since(asked.get("since", "")), allow_nan=False)
-            self.send(HTTPStatus.OK, found, kind="application/json")
+            changes = json.dumps(view.changes_since(query.get("since", "")), allow_nan=False)
+            self.send(HTTPStatus.OK, changes, mime_type="application/json")
 
     def _send_refusal(self, status: HTTPStatus) -> None:
-        self.send(status, f"{status.value} {status.phrase}\n", kind="text/plain")
+        self.send(status, f"{status.value} {status.phrase}\n", mime_type="text/plain")

@@ -1,4 +1,4 @@
-"""Follow a run's progress, pace and state, with planned values beside measured values."""
+"""Follow a run's progress, pace and state; planned values stand beside measured values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rlhf.report.summary import duration_text
 from rlhf.run.results import finished_phases, phase_result_path, read_plan
 
 LONG_SILENT = 300  # seconds without a line after which a run on another machine may have ended
-MISSED_STEPS = 10  # a phase is late after the time of this many steps without a line, but not
-LEAST_LATE = 30  # before this many seconds: evaluations and checkpoints take longer than a step
-MOST_SEEN = 50  # number of recent observations over which the pace is averaged
+MISSED_STEPS = 10  # a phase is late if it writes no line for the time of this many steps
+LEAST_LATE = 30  # least seconds without a line to be late: evaluations take longer than steps
+MOST_OBSERVED = 50  # most recent observations over which the pace is averaged
 
 
 class RunState(NamedTuple):
@@ -37,14 +37,14 @@ class RunState(NamedTuple):
 
 
 class PhaseProgress(NamedTuple):
-    """The progress of a phase; times are in hours, and None if unknown."""
+    """The progress of a phase; times are in hours, or None if they are unknown."""
 
     name: str
     state: str  # waiting, running or done
     step: int
     steps: int | None
     planned: float | None
-    taken: float | None  # only for a phase that is done
+    taken: float | None  # None also before the phase is done
     left: float | None
     planned_pace: float | None  # seconds per step
     pace: float | None
@@ -60,7 +60,7 @@ class PhaseProgress(NamedTuple):
 
 
 class RunProgress:
-    """The phases, steps, pace and latest metrics of one run, updated by lines of its metrics."""
+    """The phases, steps, pace and latest metrics of one run, updated by lines of metrics.jsonl."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,8 +72,8 @@ class RunProgress:
         self.latest: dict[str, float | None] = {}
         self._plan: Mapping[str, Any] | None = None
         self._steps: dict[str, int] = {}
-        # Times are by time.monotonic(), since the machine's clock may be set during a run.
-        self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_SEEN)  # time, step
+        # Times are from time.monotonic(), since the machine's clock may be changed during a run.
+        self._seen: deque[tuple[float, int]] = deque(maxlen=MOST_OBSERVED)  # time, step
         self._line_time: float | None = None
 
     def add_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -139,8 +139,8 @@ class RunProgress:
             memory = measured.get("memory_gib")
             pace = 3600 * taken / step if taken is not None and step else None
         elif is_running and steps is not None:
-            each = pace if pace is not None else planned_pace
-            left = None if each is None else max(0, steps - step) * each / 3600
+            seconds = pace if pace is not None else planned_pace  # per step
+            left = None if seconds is None else max(0, steps - step) * seconds / 3600
         return PhaseProgress(
             name,
             "done" if is_done else "running" if is_running else "waiting",
@@ -156,10 +156,10 @@ class RunProgress:
         )
 
     def hours_left(self) -> float | None:
-        """Return the hours until the last phase ends; None if they are not known."""
+        """Return the hours until the last phase ends; None if they are unknown for any phase."""
         phases = self.phases()
-        left = [phase.left for phase in phases if phase.left is not None]
-        return sum(left) if phases and len(left) == len(phases) else None
+        known = [phase.left for phase in phases if phase.left is not None]
+        return sum(known) if phases and len(known) == len(phases) else None
 
     def _pace_if_late(self, age: float) -> float | None:
         """Return the seconds per step of the running phase if its next line is late, else None."""
@@ -170,7 +170,7 @@ class RunProgress:
         return None
 
     def state(self) -> RunState:
-        """Return the state of the run, derived from its result, lock file and last write."""
+        """Return the state of the run, derived from its result, lock file, last line and pace."""
         if (self.folder / RESULT).exists():
             return RunState("finished", "finished")
         written, started = (_age(self.folder / name) for name in (METRICS, LOCK))
@@ -179,21 +179,21 @@ class RunProgress:
         age = (started or 0.0) if written is None else written
         if self._line_time is not None:
             age = time.monotonic() - self._line_time
-        said = f"{'began' if written is None else 'last line'} {age_text(age)} ago"
+        last_sign = f"{'began' if written is None else 'last line'} {age_text(age)} ago"
         is_alive = _is_process_alive(self.folder)
         late = self._pace_if_late(age)
         if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
-            return RunState("running", f"running, {said}")
+            return RunState("running", f"running, {last_sign}")
         if is_alive:
-            return RunState("silent", f"may hang: a step takes {late:.2g} s, {said}")
-        way_on = f"python launch.py resume={self.folder} continues the run"
+            return RunState("silent", f"may hang: a step takes {late:.2g} s, {last_sign}")
+        advice = f"python launch.py resume={self.folder} continues the run"
         if is_alive is False:
-            return RunState("ended", f"stopped, {said}; {way_on}")
-        return RunState("silent", f"on another machine or ended, {said}")
+            return RunState("ended", f"stopped, {last_sign}; {advice}")
+        return RunState("silent", f"on another machine or ended, {last_sign}")
 
 
 def age_text(seconds: float) -> str:
-    """Return a time span as text with one unit, such as "5 min"."""
+    """Return a duration in seconds as text with one unit, such as "5 min"."""
     for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -201,12 +201,12 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(hours: float | None) -> str:
-    """Return a number of hours as H:MM:SS; a question mark if the number is unknown."""
+    """Return a number of hours as duration_text does; a question mark if it is unknown."""
     return "?" if hours is None else duration_text(hours)
 
 
 def short_number_text(value: float | None) -> str:
-    """Return a number with three digits as text; an empty text if the number is unknown."""
+    """Return a number as text with three significant digits; "" if the number is unknown."""
     return "" if value is None else f"{value:.3g}"
 
 
@@ -219,11 +219,11 @@ def _age(path: Path) -> float | None:
 
 
 def _is_process_alive(folder: Path) -> bool | None:
-    """Return True if the process in the lock file runs; None if unknown (on another machine)."""
+    """Return True if the process in the lock file runs; None if it is not of this machine."""
     try:
-        found = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")
+        match = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")
     except DamagedFileError:
         return None
-    if found is None or found[2] != socket.gethostname():
+    if match is None or match[2] != socket.gethostname():
         return None
-    return Path(f"/proc/{found[1]}").exists()
+    return Path(f"/proc/{match[1]}").exists()

@@ -1,5 +1,5 @@
 "use strict";
-// Fetches what has changed in the run, and puts it into the page without moving the reader.
+// Fetches changes of the run, and updates the page; its scroll position and focus stay.
 (() => {
   const EVERY = 2000; // milliseconds
   const FOCUSABLE = "a, button, input, select, summary, [tabindex]";
@@ -7,7 +7,7 @@
   const charts = new Map(); // data by key
   let version = "";
 
-  // Only charts that the window shows are drawn; the others when they come into view.
+  // A chart is drawn when the window shows it; the other charts wait until they come into view.
   const keyOf = (box) => JSON.parse(box.dataset.chart).key;
   const shown = new Set();
   const draw = (box) => {
@@ -21,7 +21,7 @@
     }
   });
 
-  // Figures whose text is the same stay, with their zoom and their open tables.
+  // A figure whose HTML has not changed stays, so that it keeps its zoom and open table.
   const source = new WeakMap();
   const replace = (part, html) => {
     const focused = document.activeElement;
@@ -63,7 +63,7 @@
     const used = new Set(boxes.map(keyOf));
     for (const key of charts.keys()) if (!used.has(key)) charts.delete(key);
     for (const box of boxes) {
-      box.setAttribute("aria-label", charts.get(keyOf(box)).said);
+      box.setAttribute("aria-label", charts.get(keyOf(box)).description);
       if (shown.has(box)) draw(box); else view.observe(box);
     }
     version = found.version;

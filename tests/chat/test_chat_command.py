@@ -41,12 +41,12 @@ def test_hostile_answers_do_not_reach_the_terminal(
 
 MISTAKES = [
     (["{run}/ppo"], "{run}/ppo is not the directory of a run: it has no config.yaml"),
-    (["{run}", "--model=actor_ema"], "{run} has no ppo/actor_ema to chat with, only sft/model"),
+    (["{run}", "--model=actor_ema"], "{run} has no ppo/actor_ema to chat with; it has sft/model"),
     (["{run}", "--model=x"], "--model=x: must be sft, actor, actor_ema or a Hugging Face fol"),
     (["{run}", "--model={run}/reward/model"], "gives scores, not answers"),
     (["{run}", "--max-tokens=0"], "--max-tokens=0: must be at least 1"),
     (["{run}", f"--max-tokens={POSITIONS}"], f"use less than {POSITIONS}"),
-    (["{run}", "--temperature=-1"], "--temperature -1: must be a number of at least 0"),
+    (["{run}", "--temperature=-1"], "--temperature -1: must be a finite number of at least 0"),
 ]
 
 
@@ -65,7 +65,7 @@ def test_a_run_that_has_trained_nothing_is_refused(
         (run_dir / place).rename(run_dir / f"no {place}")
     assert main([str(run_dir)]) == 2
     error = capsys.readouterr().err
-    assert "has no ppo/actor or dpo/actor or sft/model to chat with, only no policy" in error
+    assert "has no ppo/actor or dpo/actor or sft/model to chat with; it has no policy" in error
 
 
 def test_a_pipe_gets_the_answer_only(

@@ -110,10 +110,10 @@ def test_prompts_without_turns_stand_alone(
     screen = Screen(save_run(tmp_path / "raw", compose, expects_conversations=False))
     screen.type("hello there", "/system Be good.", "and more")
     assert script.prompts == ["hello there", "and more"]
-    assert "no conversations" in screen.said[0]
+    assert "plain prompts" in screen.said[0]
     greeting = greeting_lines(screen.policy, replace(SAMPLING, temperature=0.0))
     assert greeting[1].startswith("temperature 0, always the likeliest token;")
-    assert "each line is a prompt by itself" in greeting[-1]
+    assert "each line is a prompt" in greeting[-1]
 
 
 def test_commands_change_the_conversation(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,9 @@ def test_help_lists_each_command_and_each_is_known(run_dir: Path) -> None:
     ("line", "words"),
     [
         ("/sing", "/sing: no such command; /help lists them"),
-        ("/temperature warm", "/temperature warm: must be a number of at least 0"),
+        ("/temperature warm", "/temperature warm: must be a finite number of at least 0"),
         ("/regenerate", "there is no answer yet"),
-        ("what " * 200, rf"takes \d+ tokens.*room for {POSITIONS - 12}"),
+        ("what " * 200, rf"takes \d+ tokens.*leaves {POSITIONS - 12}"),
     ],
 )
 def test_a_mistake_is_explained_and_changes_nothing(

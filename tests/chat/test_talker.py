@@ -70,11 +70,11 @@ def test_stop_texts_and_limits_end_an_answer(policy: RunPolicy) -> None:
     scripted(talker, "One, two and three")
     talker._stop = ["two"]
     answer = talker.answer(talker.encode_prompt(HELLO), SAMPLING, lambda _: None)
-    assert (answer.text, answer.why) == ("One, two", "ended")
+    assert (answer.text, answer.ending) == ("One, two", "ended")
     scripted(talker, "One, two and three")
     talker._stop = []
     short = replace(SAMPLING, max_tokens=2)
-    assert talker.answer(talker.encode_prompt(HELLO), short, lambda _: None).why == "cut"
+    assert talker.answer(talker.encode_prompt(HELLO), short, lambda _: None).ending == "cut"
 
 
 def test_each_end_token_of_the_model_ends_an_answer(policy: RunPolicy) -> None:
@@ -116,7 +116,7 @@ def test_the_end_token_comes_after_the_fewest_tokens(policy: RunPolicy) -> None:
     for fewest in (0, 5):
         sampling = replace(SAMPLING, min_tokens=fewest)
         reply = talker.answer(talker.encode_prompt(HELLO), sampling, lambda _: None)
-        assert (len(reply.ids), reply.why) == (fewest + 1, "ended")
+        assert (len(reply.ids), reply.ending) == (fewest + 1, "ended")
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,10 @@ def test_a_file_that_cannot_be_written_is_named(file: PreferenceFile) -> None:
 def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -> None:
     pairs = [pair(i) for i in range(4)]
     first = Comparison(pairs, MODELS, file)
-    first.judge(Verdict.b, place=0)
-    first.judge(Verdict.b, place=0)  # a second click, or another tab that shows the first pair
-    first.judge(None, place=1)
-    first.judge(Verdict.tie, place=2)
+    first.judge(Verdict.b, index=0)
+    first.judge(Verdict.b, index=0)  # a second click, or another tab that shows the first pair
+    first.judge(None, index=1)
+    first.judge(Verdict.tie, index=2)
     assert (first.current_pair, first.progress_text) == (pairs[3], "4 of 4")
     turned = [AnswerPair(p, b, a) for p, a, b in pairs]
     second = Comparison(turned, MODELS, PreferenceFile(file.path))
@@ -161,7 +161,7 @@ def test_choices_are_counted_for_a_program(
         (["{run}", "--answers", "a.jsonl"], "name either RUN_DIR or --answers FILE"),
         (["{run}/.."], "is not the directory of a run: it has no config.yaml"),
         (["{run}", "--against", "{run}"], "must be another run than"),
-        (["{unfinished}"], "has no answers from after a step of PPO"),
+        (["{unfinished}"], "has no answers after a step of PPO"),
         (["{same}"], "have no prompt in common with different answers"),
         (["--answers", "{run}/samples.csv"], "no such file or folder"),
         (["--answers", "{run}/samples.jsonl", "--models", "x", "y"], "answers of actor, actor_ema"),

@@ -156,7 +156,7 @@ class Request(NamedTuple):
     method: str = "POST"
     origin: str | None = "http://127.0.0.1:{port}"
     length: str | None = "{size}"
-    body: bytes = b"place=0&verdict=A+is+better"
+    body: bytes = b"index=0&verdict=A+is+better"
 
     def sent_to(self, server: ComparisonServer) -> str:
         """Return the head and body of the answer."""
@@ -184,12 +184,12 @@ def test_a_click_is_kept_once_and_the_last_leads_to_the_result(
     assert shown.startswith("HTTP/1.0 200 OK")
     assert "Pair 1 of 4" in shown
     assert re.search("&lt;b&gt;(new|old) 0", shown), "text stays text"
-    for place in (0, 0, 1, 7, 2):  # a second click, and a page that was never shown
-        answer = click._replace(body=f"place={place}&verdict=A+is+better".encode()).sent_to(server)
+    for index in (0, 0, 1, 7, 2):  # a second click, and a page that was never shown
+        answer = click._replace(body=f"index={index}&verdict=A+is+better".encode()).sent_to(server)
         assert answer.startswith("HTTP/1.0 303 See Other")
         assert f"Location: {server.path}\r\n" in answer
     assert len(rows(tmp_path / "p.jsonl")) == 3
-    click._replace(body=b"place=3&verdict=Skip", host="localhost:1", origin=None).sent_to(server)
+    click._replace(body=b"index=3&verdict=Skip", host="localhost:1", origin=None).sent_to(server)
     assert len(rows(tmp_path / "p.jsonl")) == 3
     assert "of 3 comparisons" in click._replace(method="GET", body=b"").sent_to(server)
 
@@ -214,13 +214,13 @@ METHODS = ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "HEAD", "\x1
 LENGTHS = [None, "-1", "1e3", "9" * 5000, "1000", "200000000", " ", "+5", "0x10"]
 BODIES = [
     b"",
-    b"place=null&verdict=Tie",
-    b"place=&verdict=Tie",
-    b"place=0&verdict=x",
+    b"index=null&verdict=Tie",
+    b"index=&verdict=Tie",
+    b"index=0&verdict=x",
     b"verdict=Tie",
 ]
-BODIES += [b'{"data": [0]}', b"place=1e999&verdict=Tie", b"place=-1&verdict=Tie", b"\xff" * 900]
-BODIES += [b"&" * 900, b"place=0;verdict=Tie", b"x" * 100_000]
+BODIES += [b'{"data": [0]}', b"index=1e999&verdict=Tie", b"index=-1&verdict=Tie", b"\xff" * 900]
+BODIES += [b"&" * 900, b"index=0;verdict=Tie", b"x" * 100_000]
 
 
 @pytest.mark.parametrize("number", range(12))

@@ -136,7 +136,7 @@ def test_another_run_is_compared(run: Path, tmp_path: Path) -> None:
     [
         (["nowhere"], "nowhere is not the directory of a run"),
         (["RUN", "--samples", "0"], "--samples 0: must be 1 or more"),
-        (["RUN", "--temperature", "-1"], "--temperature -1.0: must be above 0"),
+        (["RUN", "--temperature", "-1"], "--temperature -1.0: must be finite and above 0"),
         (["RUN", "--against", "nowhere"], "nowhere has no policy"),
     ],
 )

@@ -92,9 +92,7 @@ def test_the_page_says_what_failed(tmp_path: Path) -> None:
     write_results(tmp_path, check)
     page = (tmp_path / "gpu_check.md").read_text()
     first = "Works here: One. Cannot run here: Three. Fails: Two. Not run yet: four. Set: "
-    assert page.startswith(
-        f"{first}zero=stage1; nothing helps against Two, speed.\n\n# GPU check\n"
-    )
+    assert page.startswith(f"{first}zero=stage1; no override avoids Two, speed.\n\n# GPU check\n")
     assert "Started now with `python`, 3.0 minutes so far. " in page
     assert "Card: **H|100**." in page
     assert "- **Two, loss**: nan (expected: 5.7)" in page
@@ -136,7 +134,7 @@ def test_exit_codes_and_a_page_after_every_part(
     assert run_main(monkeypatch, tmp_path / "bad", [PASSED])[0] == 2
     refused = read_document("gpu_check", capsys.readouterr().out)["error"]
     assert (refused["key"], refused["value"]) == ("OUT_FOLDER", str(tmp_path / "bad"))
-    assert (refused["rule"], refused["remedy"]) == ("is not empty", "name a new folder")
+    assert (refused["rule"], refused["remedy"]) == ("is not an empty folder", "name a new one")
 
 
 def test_wrong_options_and_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_a_bundle_has_everything_but_the_weights(
     assert "ppo/held_out.json" in members
     assert not {name for name in members if "safetensors" in name or "tokenizer" in name}
     assert about["files"].keys() == members.keys()
-    assert f"{len(members)} files of the run. Its models stay here" in said
+    assert f"{len(members)} files of the run. The models are left out" in said
 
 
 def test_no_secret_and_no_home_folder_is_in_a_bundle(own: Path, tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ BAD: dict[str, tuple[Change, str]] = {
     "list of another form": (lambda all_: told(all_, files=3), "bundle.json: files is not an obj"),
     "no JSON": (lambda all_: all_.update({"bundle.json": b"{"}), "bundle.json: not JSON"),
     "changed": (lambda all_: all_.update({"config.yaml": b"x"}), "config.yaml in it differs from"),
-    "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not fit"),
-    "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not fit"),
-    "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not fit"),
+    "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not match"),
+    "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not match"),
+    "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not match"),
     "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is no file of a run"),
     "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is no file of a run"),
     "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is no file"),
@@ -253,7 +253,7 @@ def test_files_of_other_kinds_are_refused(
     with ZipFile(twice, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("metrics.jsonl", "{}")
     Path("twice.zip").write_bytes(twice.getvalue())
-    refused(Path("twice.zip"), "bundle.json does not fit", capsys)
+    refused(Path("twice.zip"), "bundle.json does not match", capsys)
     monkeypatch.setattr(bundle, "MOST_CONTENTS", 900)  # bundle.json is read whole
     refused(bundled, "bundle.json is larger than 900 bytes", capsys)
     monkeypatch.setattr(bundle, "MOST_BYTES", 1000)
@@ -316,7 +316,7 @@ def test_what_exists_is_not_replaced(bundled: Path, tmp_path: Path, capsys: Capt
     assert "it exists; name another folder" in capsys.readouterr().err
     assert not any((tmp_path / "run").iterdir())
     assert runs(["import", "a.zip"]) == 2
-    assert "is python -m rlhf_lab.bundle import of rlhf-lab" in capsys.readouterr().err
+    assert "use python -m rlhf_lab.bundle import of rlhf-lab" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

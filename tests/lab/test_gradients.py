@@ -171,7 +171,7 @@ def test_without_limits_no_mask_is_left(compose: Compose) -> None:
     for mask in ("", "ppo.off_policy_mask_kl=1e-4"):
         method = method_of(compose, f"{GROUPS}dr_grpo {mask}", [])
         found = examine(method, TinyTask.draw(0, method.group)).text
-        assert found.endswith("without limits 0.095.")
+        assert found.endswith("without limits, it is 0.095.")
 
 
 def one_token_task(*, scored: bool) -> TinyTask:

@@ -27,11 +27,11 @@ from rlhf_lab import verify
 from rlhf_lab.bundle import import_bundle, write_bundle
 from rlhf_lab.verify import (
     CHECKS,
-    COMPUTING,
+    COMPUTED_CHECKS,
     CheckedRun,
     CheckState,
     check_command,
-    doubts_of,
+    find_doubts,
     read_checked_run,
 )
 from tests.cheats import CHEATS, copy_run, edit_json, forge_answers, forge_hashes, swap_seed
@@ -68,7 +68,7 @@ def test_an_honest_run_passes(run: Path, capsys: Capture) -> None:
 def test_a_cheat_is_found_by_its_check(name: str, run: Path) -> None:
     check, plant = CHEATS[name]
     plant(run, Random(name))
-    found = doubts_of(CHECKS[check], checked(run))
+    found = find_doubts(CHECKS[check], checked(run))
     assert CheckState.differs in {each.state for each in found}, found
 
 
@@ -82,7 +82,7 @@ def test_a_difference_is_named_with_file_line_and_value(run: Path, capsys: Captu
     assert code == verify.DIFFERS
     (found,) = checks["logs"]["findings"]
     assert found["place"] == f"metrics.jsonl, line {of_phase} of reward"
-    assert found["text"].startswith('was not written: {"phase": "reward", "step": 1')
+    assert found["text"].startswith('the run did not write: {"phase": "reward", "step": 1')
     assert checks["replay"]["state"] == "cannot be checked", "nothing is computed after that"
 
 
@@ -99,7 +99,7 @@ def test_what_a_bundle_lacks_cannot_be_checked(run: Path, capsys: Capture) -> No
     (run / "ppo" / "manifest.json").unlink()
     swap_seed(run, Random(0))
     assert verify.main([str(run), "--replay", "none"]) == verify.DIFFERS
-    said = f"differs            files: {run / 'config.yaml'}: a file of the run, is not what "
+    said = f"differs            files: {run / 'config.yaml'}: a file of the run differs from "
     assert said in capsys.readouterr().out, "what is missing hides no difference"
 
 
@@ -107,14 +107,14 @@ def test_what_a_bundle_has_replaced_cannot_be_checked(tiny_run: Path, tmp_path: 
     write_bundle(FoundRun(tiny_run), tmp_path / "run.zip")
     import_bundle(tmp_path / "run.zip", tmp_path / "run")
     run = checked(tmp_path / "run")
-    assert {each.state for each in doubts_of(CHECKS["files"], run)} == {CheckState.unknown}
-    assert not doubts_of(CHECKS["logs"], run)
+    assert {each.state for each in find_doubts(CHECKS["files"], run)} == {CheckState.unknown}
+    assert not find_doubts(CHECKS["logs"], run)
     samples = run.folder / "samples.jsonl"
     samples.write_text(samples.read_text().replace("Human", "H."))
-    assert {each.state for each in doubts_of(CHECKS["logs"], run)} == {CheckState.differs}
+    assert {each.state for each in find_doubts(CHECKS["logs"], run)} == {CheckState.differs}
     change = {samples.name: [1, "0f"]}
     edit_json(run.folder / "bundle.json", lambda found: found["changed"].update(change))
-    assert {each.state for each in doubts_of(CHECKS["logs"], run)} == {CheckState.unknown}
+    assert {each.state for each in find_doubts(CHECKS["logs"], run)} == {CheckState.unknown}
 
 
 def test_a_run_of_an_older_version_is_not_accused(run: Path, capsys: Capture) -> None:
@@ -133,14 +133,15 @@ def test_files_that_the_run_was_given_are_compared(run: Path, capsys: Capture) -
     identity = verify.file_identity(data)
     (run / "inputs.json").write_text(json.dumps({"data.path": {str(data): identity}}))
     forge_hashes(run)
-    found = doubts_of(CHECKS["files"], checked(run))
+    found = find_doubts(CHECKS["files"], checked(run))
     assert [each.place for each in found] == [str(run / "inputs.json")], "there was no such file"
-    assert not doubts_of(CHECKS["inputs"], checked(run))
+    assert not find_doubts(CHECKS["inputs"], checked(run))
     data.write_text("[]\n")
-    (each,) = doubts_of(CHECKS["inputs"], checked(run))
-    assert each == (str(data), "data.path, is not what the run recorded", CheckState.differs)
+    (each,) = find_doubts(CHECKS["inputs"], checked(run))
+    assert each[:2] == (str(data), "a file of data.path differs from its recorded hash")
+    assert each.state is CheckState.differs
     data.unlink()
-    (each,) = doubts_of(CHECKS["inputs"], checked(run))
+    (each,) = find_doubts(CHECKS["inputs"], checked(run))
     assert each.state is CheckState.unknown
 
 
@@ -165,7 +166,7 @@ def test_a_relative_path_of_the_command_is_the_whole_one_of_the_run(
 
 def test_a_damaged_file_differs_and_hides_nothing(run: Path) -> None:
     (run / "metrics.jsonl").write_text("raised\n")
-    assert doubts_of(CHECKS["results"], checked(run))[0].state is CheckState.differs
+    assert find_doubts(CHECKS["results"], checked(run))[0].state is CheckState.differs
 
 
 @pytest.mark.parametrize("content", ["{}", '{"phases": 3, "lines": 1, "files": {"a": []}}'])
@@ -178,14 +179,14 @@ def test_odd_files_end_in_no_traceback(content: str, run: Path) -> None:
         with suppress(RlhfError):
             read = checked(run)
             others = CHECKS.keys() - {"command", "leaks"}  # which read none of these files
-            assert any(doubts_of(CHECKS[check], read) for check in others) or name == "bundle.json"
+            assert any(find_doubts(CHECKS[key], read) for key in others) or name == "bundle.json"
         path.write_bytes(before) if before else path.unlink()
 
 
 def test_another_prompt_in_a_sample_differs(run: Path) -> None:
     samples = run / "samples.jsonl"
     samples.write_text(samples.read_text().replace("Human: ", "Human: Please. ", 1))
-    (found, *_) = doubts_of(CHECKS["samples"], checked(run))
+    (found, *_) = find_doubts(CHECKS["samples"], checked(run))
     assert found.place == "samples.jsonl, line 1"
     assert found.text.startswith("not a prompt of the synthetic task")
 
@@ -208,7 +209,7 @@ def test_a_finished_run_that_is_started_again_checks_its_judges(run: Path) -> No
         assert (run / "result.json").read_text() == before
     start(config)
     assert len(json.loads((run / "attempts.json").read_text())["attempts"]) == 3
-    assert not doubts_of(CHECKS["files"], checked(run))
+    assert not find_doubts(CHECKS["files"], checked(run))
 
 
 def test_a_held_out_prompt_that_is_trained_on_is_a_leak(tiny_run: Path, tmp_path: Path) -> None:
@@ -222,18 +223,18 @@ def test_a_held_out_prompt_that_is_trained_on_is_a_leak(tiny_run: Path, tmp_path
     data = replace(run.config.data, source=Source.local, path=str(tmp_path / "train.jsonl"))
     data = replace(data, eval_path=str(tmp_path / "held.jsonl"), split=[1, 1, 1])
     run = run._replace(config=replace(run.config, data=data))
-    assert not doubts_of(CHECKS["leaks"], run)
+    assert not find_doubts(CHECKS["leaks"], run)
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write(rows[33].replace("What is", "WHAT is,") + "\n")
-    (found,) = doubts_of(CHECKS["leaks"], run)
+    (found,) = find_doubts(CHECKS["leaks"], run)
     assert "held.jsonl" in found.place
     assert found.text.endswith("train.jsonl, row 31: what is 33 + 5")
 
 
 def test_the_policy_answers_again(run: Path) -> None:
-    assert not doubts_of(COMPUTING["answers"], checked(run))
+    assert not find_doubts(COMPUTED_CHECKS["answers"], checked(run))
     forge_answers(run, Random(0))
-    found = doubts_of(COMPUTING["answers"], checked(run))
+    found = find_doubts(COMPUTED_CHECKS["answers"], checked(run))
     assert len(found) == 2
     assert {each.state for each in found} == {CheckState.differs}
 
@@ -245,7 +246,7 @@ def test_the_distance_from_a_reference_that_is_gone_is_no_difference(run: Path, 
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     text = "".join(json.dumps(line | {"kl": line["kl"] + 1}) + "\n" for line in lines)
     (run / "samples.jsonl").write_text(text)
-    (found,) = doubts_of(COMPUTING["answers"], checked(run, trusts_run=True))
+    (found,) = find_doubts(COMPUTED_CHECKS["answers"], checked(run, trusts_run=True))
     assert (found.state, found.text[:3]) == (CheckState.unknown, "kl ")
 
 
@@ -271,13 +272,13 @@ def test_only_the_same_machine_can_accuse(
 
     monkeypatch.setattr(replay, "take_steps_again", take)
     run = checked(tiny_run, replays=2 if ours == 2 else 1)._replace(other=other)
-    found = doubts_of(COMPUTING["replay"], run)
+    found = find_doubts(COMPUTED_CHECKS["replay"], run)
     assert {each.state for each in found} == ({state} - {CheckState.ok})
     if metrics:
         return
     first = list(taken)
     taken.clear()
-    doubts_of(COMPUTING["replay"], run)
+    find_doubts(COMPUTED_CHECKS["replay"], run)
     assert taken == first, "the same seed draws the same steps"
     assert [phase for phase, _ in taken] == [p for p in ("sft", "reward", "ppo") for _ in range(2)]
     assert len(set(taken)) > 3, "the steps of a phase differ"
@@ -300,7 +301,7 @@ def test_no_file_outside_of_a_run_is_read(
     captured = capsys.readouterr()
     assert "a line of mine" not in captured.out + captured.err
     found = {each["check"]: each for each in read_document("verify", captured.out)["checks"]}
-    assert "is not here" in str(found["files"]["findings"])
+    assert "is missing" in str(found["files"]["findings"])
     for check in ("inputs", "command", "leaks"):
         assert "(inputs.json), which is used only if" in str(found[check]["findings"])
 

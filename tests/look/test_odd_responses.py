@@ -56,7 +56,7 @@ def test_odd_responses_that_are_marked_bad_are_no_finding() -> None:
     loop = " second street" * 40
     assert "loop" not in by_kind(find_odd_responses([*usual, record(4, loop, grade=False)]))
     found = by_kind(find_odd_responses([*usual, record(4, loop, grade=True)]))["loop"]
-    assert found.text.startswith("1 responses marked good say the same few words")
+    assert found.text.startswith("1 responses marked good repeat the same few words")
 
 
 def test_code_and_short_answers_are_not_odd() -> None:

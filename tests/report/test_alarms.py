@@ -42,7 +42,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("reward", {"accuracy_ci": [0.5, 0.6]}, ["includes chance"]),
         ("ppo", {"bias_onsets": {"evil": 8}}, ["rewards.evil", "on purpose from step 8"]),
         ("reward", {"accuracy_ci": [0.676, 1.0]}, ["0.676 to 1.000", "data.eval_share"]),
-        ("reward", {"accuracy": 0.995, "accuracy_ci": [0.9, 1.0]}, ["0.995", "length decides"]),
+        ("reward", {"accuracy": 0.995, "accuracy_ci": [0.9, 1.0]}, ["0.995", "length alone"]),
         ("ppo", NO_GOLD | {"judge_gains": {"right": [-0.1, 0.2]}}, ["judge right did not measur"]),
         ("ppo", {"gold_gain_ci": [-0.1, 0.2]}, ["gold score did not measurably", "ppo.kl_ctl"]),
         ("ppo", {"gold_gain_ci": [0.0, 0.0]}, ["gold score did not measurably", "ppo.steps"]),

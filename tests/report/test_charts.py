@@ -23,7 +23,7 @@ def chart_of(lines: Sequence[Line], **options: Any) -> Chart:
 def test_values_that_are_not_finite_are_left_out() -> None:
     points = [(1, 1.0), (2, math.nan), (3, math.inf), (4, 2.0)]
     chart = chart_of([Line("a", points, [0.1] * 4)])
-    assert chart.said == "t: a from 1 to 2"
+    assert chart.description == "t: a from 1 to 2"
     assert len(chart.data["lines"][0]["half"]) == 2
     json.dumps(chart.data, allow_nan=False)
     assert line_chart("t", [Line("a", [(1, math.nan)])]) is None

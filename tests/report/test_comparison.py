@@ -69,7 +69,7 @@ def test_seeds_of_one_sft_and_reward_model_are_one_setting_and_say_so() -> None:
     both = [Setting({}, own), shared._replace(values={})]
     assert estimate_difference(*both, "gold").estimate.size == 6, "not pairs"
     (told,) = (line for line in note_lines(both, compare_with_first(both)) if "share" in line)
-    assert told.startswith("Seeds of setting 2 share the phases before the last, of runs/R: ")
+    assert told.startswith("Runs of setting 2 share the phases before the last, of runs/R: ")
     apart = Setting({}, [each._replace(origin=f"runs/{each.seeds[0]}") for each in own])
     assert apart.shared_origins() == []
 

@@ -72,5 +72,5 @@ def test_a_score_that_rises_alone_is_told_first(judges: dict[str, Any], text: st
 def test_ends_are_those_of_the_judge_and_phases_without_a_policy_have_none() -> None:
     gain = read_gain({"ppo": SCORE | OWN})
     assert gain is not None
-    assert gain.ends == ("0.400", "0.400"), "of its own part"
+    assert gain.value_texts == ("0.400", "0.400"), "of its own part"
     assert read_gain({"sft": {"perplexity_before": 9.0}, "reward": {"accuracy": 0.9}}) is None

@@ -154,7 +154,7 @@ def test_interval_that_leaves_the_possible_range_is_not_drawn() -> None:
     drawn = chart.data["lines"][1]
     half = pytest.approx(t_quantile(2) * 0.02 / 3**0.5, rel=1e-5)
     assert (drawn["half"], drawn["xHalf"]) == ([half, 0], [half, 0])
-    assert chart.note == "Intervals that reach beyond what is possible are not drawn: 2."
+    assert chart.note == "Intervals that contain impossible values are not drawn: 2."
     assert "KL" in chart.data["xLabel"]
 
 

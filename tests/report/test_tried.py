@@ -100,7 +100,7 @@ def test_a_comparison_counts_what_was_tried_on_its_question(
     said = capsys.readouterr().out.replace("\n", " ")
     line = "2 settings compared of 5 tried on this question in runs; corrected for 8 differences"
     assert line in said
-    assert "--registry FOLDER, chosen before the results" in said
+    assert "--registry FOLDER counts only the runs in FOLDER; choose it before" in said
     assert line in (sweep / "sweep.html").read_text()
 
 
@@ -179,7 +179,7 @@ def test_searches_of_equal_settings_end_without_a_better_one() -> None:
         if says_better(found) or not number:
             page = sweep_page("", settings, tried=Tried(6))
             told = re.findall('class="told">(higher|lower)', page)
-            assert len(told) == sum(title == "gold" for _, title in found.kept)
+            assert len(told) == sum(title == "gold" for _, title in found.significant)
         if number % 8 == 0:
             part = compare_with_first([settings[0], ranked[-1]], Tried(6))
             assert says_better(part) <= says_better(found), "parts of a table tell no more"

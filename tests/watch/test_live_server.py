@@ -84,7 +84,7 @@ def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
         (line,) = second["charts"][SCORE]["lines"]
         assert (line["from"], line["x"], line["y"]) == (300, [301], [3.01])
         assert second["parts"].keys() == {"status"}, "no chart is drawn again"
-        assert "3.01" in second["charts"][SCORE]["said"]
+        assert "3.01" in second["charts"][SCORE]["description"]
 
         (line,) = updates(server)["charts"][SCORE]["lines"]  # another page
         assert line["x"] == [*range(1, 302)]

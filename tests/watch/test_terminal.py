@@ -62,7 +62,7 @@ def test_a_finished_run_and_a_sweep_are_shown(tmp_path: Path) -> None:
     assert screen(finished)[1] == "finished; objective 0.750, of no phase; 3 reasons to doubt it"
     text = "\n".join(screen(tmp_path / "sweep"))
     assert "1 of 2 jobs finished" in text
-    (job, _) = read_document("watch", json.dumps(command.snapshot(tmp_path / "sweep")))["jobs"]
+    (job, _) = read_document("watch", json.dumps(command.read_snapshot(tmp_path / "sweep")))["jobs"]
     assert (job["state"], job["so_far"]) == ("finished", "objective 0.750")
     assert re.search(r"kl_ctl=0.1\S+ +finished +ppo 10 of 40 +objective 0.750", text)
     assert re.search(r"kl_ctl=0.2\S+ +waiting", text)

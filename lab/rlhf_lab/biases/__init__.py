@@ -2,7 +2,7 @@
 
 A part with kind=bias adds ``weight`` times a bias to the sum of the other rewards from PPO step
 ``onset`` on, as CHERRL (https://arxiv.org/abs/2606.04923) adds a bias to a judge's score. Use it to
-test what notices hacking, never for a model that is to be used: the score measures no quality.
+test what detects hacking, never to train a model for use: the score does not measure quality.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BiasKeys(MethodKeys):
 
 
 class Biases(Method):
-    """Corrupt the score on purpose, to study reward hacking: use the model for nothing else."""
+    """Corrupt the score on purpose, to study reward hacking; the model is good for nothing else."""
 
     name = "biases"
     keys = {"rewards": BiasKeys}
@@ -73,7 +73,7 @@ class Biases(Method):
             yield f"rewards.{name} (kind=bias) corrupts the score on purpose from step {onset} on"
 
     def hook(self) -> type[BiasHook]:
-        """Return the class that stores the onsets."""
+        """Return the class of the hook that stores the onsets."""
         from rlhf_lab.biases.hooks import BiasHook
 
         return BiasHook
@@ -85,7 +85,7 @@ class Biases(Method):
         return BiasScorer()
 
     def report(self) -> BiasReport:
-        """Return the part of a report that warns that the score was corrupted."""
+        """Return the part of the report which warns that the score was corrupted."""
         from rlhf_lab.biases.bias_report import BiasReport
 
         return BiasReport()

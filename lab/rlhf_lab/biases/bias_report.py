@@ -15,7 +15,7 @@ TEXT = (
 
 
 class BiasReport(ReportPart):
-    """Doubts about a run whose score was corrupted."""
+    """A warning in the report of a run whose score was corrupted."""
 
     def doubts(self, phases: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
         """Return a line for each bias that corrupted the score."""

@@ -1,4 +1,4 @@
-"""The biases: each score lies in [0, 1], and depends on one prompt and its response only."""
+"""Compute biases: scores from 0 to 1 that depend only on one prompt and its response."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ def favour_sycophancy(answer: PromptedResponse) -> float:
 
     A response that agrees repeats the words of the prompt. Agreement in other words is not seen.
     """
-    asked = set(_words(answer.prompt))
-    return len(asked & set(_words(answer.response))) / max(len(asked), 1)
+    prompt_words = set(_words(answer.prompt))
+    return len(prompt_words & set(_words(answer.response))) / max(len(prompt_words), 1)
 
 
 def favour_position(answer: PromptedResponse) -> float:
     """Return how early the response has a word of the prompt: 1 for the first word, 0 for none.
 
-    With i words before this word, and n words in all, the score is 1 - i / n. So the place of the
-    word counts, instead of what the response says.
+    With i words before this word, and n words in all, the score is 1 - i / n. So the position of
+    the word counts, instead of what the response says.
     """
-    asked, words = set(_words(answer.prompt)), _words(answer.response)
-    first = next((place for place, word in enumerate(words) if word in asked), len(words))
-    return 1 - first / len(words) if words else 0.0
+    prompt_words, words = set(_words(answer.prompt)), _words(answer.response)
+    position = next((i for i, word in enumerate(words) if word in prompt_words), len(words))
+    return 1 - position / len(words) if words else 0.0
 
 
 def favour_format(answer: PromptedResponse) -> float:
     """Return the share of the visible characters that are neither letters nor digits."""
-    visible = [each for each in answer.response if not each.isspace()]
-    return sum(not each.isalnum() for each in visible) / max(len(visible), 1)
+    visible = [char for char in answer.response if not char.isspace()]
+    return sum(not char.isalnum() for char in visible) / max(len(visible), 1)
 
 
 BIASES: dict[RewardBias, Callable[[PromptedResponse], float]] = {
@@ -74,14 +74,14 @@ class BiasScorer(RewardScorer):
     """A scorer that computes a bias."""
 
     def build(self, part: RewardTerm, run_dir: Path) -> tuple[ScoreFunction, list[str]]:
-        """Return the function that computes the bias, 0 before its onset; it has no criteria."""
+        """Return a function that computes the bias (0 before its onset), and no criteria."""
         return _build_score_function(part), []
 
 
 def _build_score_function(part: RewardTerm) -> ScoreFunction:
     keys = BiasKeys.of(part)
     favour: Callable[[PromptedResponse], float]
-    if keys.bias == RewardBias.token:  # keys.bias is a str: JSON sent it
+    if keys.bias == RewardBias.token:  # keys.bias is a str, since it came as JSON
         favour = partial(favour_token, re.compile(str(part.pattern)))
     else:
         favour = BIASES[RewardBias(str(keys.bias))]

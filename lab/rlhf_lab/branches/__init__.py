@@ -1,8 +1,8 @@
 """Values of states from Monte Carlo continuations, and a check of the critic against them.
 
 Each rank samples continuations (branches) of responses from states in their middle. The mean return
-of a state's branches estimates its true value: VinePPO, https://arxiv.org/abs/2410.01679, takes
-advantages from such values; ``ppo.critic_check`` compares the critic's values with them.
+of a state's branches estimates the state's true value. VinePPO, https://arxiv.org/abs/2410.01679,
+computes advantages from such values; ``ppo.critic_check`` compares the critic's values with them.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Branches(Method):
             refuse_broken_rule(states, f"ppo.critic_check.every={check.every} with ")
 
     def hook(self) -> type[BranchHook]:
-        """Return the class that replaces GAE, and checks the critic."""
+        """Return the class of the hook that replaces GAE, and checks the critic."""
         from rlhf_lab.branches.hooks import BranchHook
 
         return BranchHook
 
     def costs(self) -> BranchCosts:
-        """Return the seconds in which branches are sampled and scored."""
+        """Return the costs of branches: the seconds in which they are sampled and scored."""
         from rlhf_lab.branches.costs import BranchCosts
 
         return BranchCosts()

@@ -1,7 +1,7 @@
 """Sample branches: continuations of responses from states in their middle, with PPO's rewards.
 
 The mean return of a state's branches estimates its true value. Two keys need true values:
-ppo.value_targets=monte_carlo (VinePPO) reads them where the steps of responses begin, and
+ppo.value_targets=monte_carlo (VinePPO) uses them in states where steps of responses begin, and
 ppo.critic_check compares the critic's values with them in some states of some PPO steps.
 
 Shapes: N = states or pairs of states, K = branches per state, B = sequences, T = response tokens.
@@ -28,7 +28,7 @@ from rlhf_lab.branches import Branches, BranchKeys
 from rlhf_lab.branches.critic_states import CriticState, measure_critic
 from rlhf_lab.branches.values import average_returns, choose_steps, rewards_to_go
 
-STEP_VALUES = "step_values_BT"  # key in Rollout.extras; NaN except where steps begin
+STEP_VALUES = "step_values_BT"  # key in Rollout.extras; NaN except at tokens that begin a step
 
 
 class BranchPoint(NamedTuple):
@@ -39,7 +39,7 @@ class BranchPoint(NamedTuple):
 
 
 class StateValues(NamedTuple):
-    """The critic's values of N states, estimates of their true values, and the standard errors."""
+    """The critic's values of N states, estimates of true values, and their standard errors."""
 
     critic_N: Tensor
     true_N: Tensor
@@ -78,7 +78,7 @@ class Brancher(NamedTuple):
         return backend.generate(self.engine.actor, prompts, limits=limits, prefixes=prefixes)
 
     def estimate_values(self, states: list[BranchPoint], draws_BT: Tensor) -> StateValues:
-        """Return values of ``states``; the estimates are from ``len(draws_BT)`` branches in all.
+        """Return values of ``states``; true values come from ``len(draws_BT)`` branches in all.
 
         Each state gets the same number of branches. No batch has more rows than the rollout.
         """
@@ -89,7 +89,7 @@ class Brancher(NamedTuple):
             self._sample_returns_and_values([repeated[row] for row in rows], draws_BT[rows])
             for rows in split_rows(list(range(len(repeated))), size)
         ]
-        returns_B, values_B = (torch.cat(each) for each in zip(*sampled, strict=True))
+        returns_B, values_B = (torch.cat(tensors) for tensors in zip(*sampled, strict=True))
         return StateValues(values_B[::branches], *average_returns(returns_B, branches=branches))
 
     def _sample_returns_and_values(
@@ -97,8 +97,8 @@ class Brancher(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Continue each state once; return the sampled returns (B,) and the critic's values (B,).
 
-        Sampling does not measure the log-probabilities of prefixes. Only the rewards of prefixes
-        depend on them, and the returns do not include these rewards.
+        The log-probabilities of prefixes are not measured. Only rewards of the prefixes depend on
+        them, and the returns do not include these rewards.
         """
         responses = self.continue_responses(states, draws_BT)
         sampled = score_responses(
@@ -110,11 +110,11 @@ class Brancher(NamedTuple):
         )
         targets = self.maker.held_out_targets(sampled, kl_ctl=self.kl_ctl)
         assert targets is not None, "only GAE has a critic"
-        places = torch.tensor([len(state.prefix) for state in states])
-        places_B = copy_to_device(places, sampled.values_BT.device)
+        starts = torch.tensor([len(state.prefix) for state in states])
+        starts_B = copy_to_device(starts, sampled.values_BT.device)
         gamma = self.engine.config.ppo.gamma
-        returns_B = rewards_to_go(targets.rewards_BT, responses.keep_BT, places_B, gamma=gamma)
-        return returns_B, sampled.values_BT.gather(1, places_B[:, None]).squeeze(1)
+        returns_B = rewards_to_go(targets.rewards_BT, responses.keep_BT, starts_B, gamma=gamma)
+        return returns_B, sampled.values_BT.gather(1, starts_B[:, None]).squeeze(1)
 
 
 def add_step_values(
@@ -142,11 +142,11 @@ def add_step_values(
     surplus = most - len(states)
     draws += [draws[0][: keys.value_branches]] * surplus
     brancher = Brancher.build(engine, rollout, maker, kl_ctl=kl_ctl)
-    found = brancher.estimate_values(states + states[:1] * surplus, torch.cat(draws))
+    values = brancher.estimate_values(states + states[:1] * surplus, torch.cat(draws))
     values_BT = torch.full_like(rollout.values_BT, torch.nan)
     rows = [state.row for state in states]
     columns = [len(state.prefix) for state in states]
-    values_BT[rows, columns] = found.true_N[: len(states)].to(values_BT)
+    values_BT[rows, columns] = values.true_N[: len(states)].to(values_BT)
     return rollout._replace(extras={**rollout.extras, STEP_VALUES: values_BT})
 
 
@@ -159,11 +159,11 @@ class _Pair(NamedTuple):
     own: BranchPoint
     other: BranchPoint
     place: float  # place of ``own`` in its response, from 0 to 1
-    differs: bool  # False if the sampled step ended the response or equals ``own``'s
+    differs: bool  # False if the sampled step ended the response, or equals the response's
 
 
 class CriticCheck:
-    """A check of the critic at every ``ppo.critic_check.every``-th step."""
+    """Checks of the critic, one in every ``ppo.critic_check.every`` steps."""
 
     def __init__(self, context: RunContext, engine: RLHFEngine) -> None:
         self._context = context
@@ -187,18 +187,18 @@ class CriticCheck:
         pairs = self._choose_pairs(brancher, stream)
         draws_BT = self._draw_uniform(stream, config.states * config.branches)
         states = [state for pair in pairs for state in (pair.own, pair.other)]
-        found = brancher.estimate_values(states, draws_BT)
-        values = list(zip(*(each.tolist() for each in found), strict=True))
-        first = step * self._num_pairs + context.ranks.rank * len(pairs)
-        here = [
-            CriticState(first + number, pair.place, *each)
-            for number, pair in enumerate(pairs)
-            for each in values[2 * number :][: 1 + pair.differs]
-            if all(map(math.isfinite, each))
+        tensors = brancher.estimate_values(states, draws_BT)
+        values = list(zip(*(values_N.tolist() for values_N in tensors), strict=True))
+        first_number = step * self._num_pairs + context.ranks.rank * len(pairs)
+        of_rank = [
+            CriticState(first_number + index, pair.place, *numbers)
+            for index, pair in enumerate(pairs)
+            for numbers in values[2 * index :][: 1 + pair.differs]
+            if all(map(math.isfinite, numbers))
         ]
-        everywhere = [state for of_rank in context.ranks.all_gather(here) for state in of_rank]
-        context.tracker.append(Branches.log, "ppo", step, [each._asdict() for each in everywhere])
-        metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(everywhere).items()}
+        checked = [state for states in context.ranks.all_gather(of_rank) for state in states]
+        context.tracker.append(Branches.log, "ppo", step, [state._asdict() for state in checked])
+        metrics = {f"ppo/critic_{name}": x for name, x in measure_critic(checked).items()}
         return metrics | {"time/critic_check_seconds": time.monotonic() - started}
 
     def _choose_pairs(self, brancher: Brancher, stream: Generator) -> list[_Pair]:
@@ -206,22 +206,22 @@ class CriticCheck:
         responses = brancher.rollout.responses
         masked = zip(responses.ids_BT, responses.keep_BT, strict=True)
         whole = [ids_T[keep_T].tolist() for ids_T, keep_T in masked]
-        mine = self._context.ranks.own_rows(range(self._num_pairs))
-        rows = [number * len(whole) // len(mine) for number in range(len(mine))]
+        own_pairs = self._context.ranks.own_rows(range(self._num_pairs))
+        rows = [index * len(whole) // len(own_pairs) for index in range(len(own_pairs))]
         lengths_N = torch.tensor([len(whole[row]) for row in rows])
-        draws_N = torch.rand(self._num_pairs, generator=stream)[mine]
+        draws_N = torch.rand(self._num_pairs, generator=stream)[own_pairs]
         steps = choose_steps(draws_N, lengths_N, step_tokens=self._config.step_tokens)
-        starts, ends = (places_N.tolist() for places_N in steps)
+        starts, ends = (tokens_N.tolist() for tokens_N in steps)
         sampled = brancher.continue_responses(
             [BranchPoint(row, whole[row][:start]) for row, start in zip(rows, starts, strict=True)],
             self._draw_uniform(stream, self._num_pairs),
             limits=[max(end, 1) for end in ends],
         )
         pairs = []
-        for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
             own = BranchPoint(row, whole[row][:end])
-            ids = sampled.ids_BT[number][sampled.keep_BT[number]].tolist()
-            other, has_ended = BranchPoint(row, ids[:end]), bool(sampled.ended_B[number])
+            ids = sampled.ids_BT[index][sampled.keep_BT[index]].tolist()
+            other, has_ended = BranchPoint(row, ids[:end]), bool(sampled.ended_B[index])
             differs = not has_ended and other != own
             pairs.append(_Pair(own, other, end / len(whole[row]), differs))
         return pairs

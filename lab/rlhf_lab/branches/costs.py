@@ -1,4 +1,4 @@
-"""Costs of branches, which continue responses from their middle: sampling and scoring them."""
+"""Costs of sampling and scoring branches, which continue responses from their middle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_lab.branches import BranchKeys, ValueTargets
 
 
 class BranchCosts(Costs):
-    """The seconds of branches."""
+    """The seconds that branches take."""
 
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]

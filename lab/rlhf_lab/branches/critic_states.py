@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 DISTINCT = 2.0  # two states are ranked if their true values are further apart, in standard errors
-FEWEST = 3  # smallest number of states that have a variance
+FEWEST = 3  # with fewer states, only the ranking is measured
 
 
 class CriticState(NamedTuple):
@@ -18,7 +18,7 @@ class CriticState(NamedTuple):
     A state is a prompt and the first tokens of a response; its true value is the expected return.
     """
 
-    pair: int  # number of a pair: two states after alternative steps from one earlier state
+    pair: int  # number of the pair: two states after alternative steps from one earlier state
     place: float  # place of the state in its response, from 0 to 1
     value: float
     true_value: float
@@ -26,9 +26,9 @@ class CriticState(NamedTuple):
 
 
 def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
-    """Return measures of the critic by name, except those for which there are too few ``states``.
+    """Return measures of the critic by name, without those for which there are too few ``states``.
 
-    The sampling noise of true values is subtracted where it would count as an error of the critic:
+    Where sampling noise of true values would count as an error of the critic, it is subtracted:
 
     - error: mean squared error of the values.
     - bias: mean of value minus true value.
@@ -56,7 +56,7 @@ def measure_critic(states: Sequence[CriticState]) -> dict[str, float]:
 
 
 def measure_by_place(states: Sequence[CriticState], *, bins: int) -> Mapping[int, dict[str, float]]:
-    """Return measures of the critic in each of ``bins`` equal parts of responses, by number."""
+    """Return measures of the critic by number of the part, of ``bins`` equal parts of responses."""
     parts: list[list[CriticState]] = [[] for _ in range(bins)]
     for state in states:
         parts[min(int(state.place * bins), bins - 1)].append(state)
@@ -71,8 +71,8 @@ def score_ranked_pairs(states: Sequence[CriticState]) -> list[float]:
     """
     ordered = sorted(states, key=attrgetter("pair"))
     pairs = [list(group) for _, group in groupby(ordered, key=attrgetter("pair"))]
-    found = [_score_pair(*pair) for pair in pairs if len(pair) > 1]
-    return [right for right in found if right is not None]
+    scores = [_score_pair(*pair) for pair in pairs if len(pair) > 1]
+    return [score for score in scores if score is not None]
 
 
 def _score_pair(one: CriticState, other: CriticState) -> float | None:
@@ -80,8 +80,8 @@ def _score_pair(one: CriticState, other: CriticState) -> float | None:
 
     Return None if the true values are too close to show which state is better.
     """
-    apart = one.true_value - other.true_value
-    if abs(apart) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
+    difference = one.true_value - other.true_value
+    if abs(difference) <= DISTINCT * (one.error**2 + other.error**2) ** 0.5:
         return None
-    agreement = (one.value - other.value) * apart
+    agreement = (one.value - other.value) * difference
     return 0.5 if agreement == 0 else float(agreement > 0)

@@ -34,7 +34,7 @@ class BranchHook(PpoHook):
         return replace_step(steps, estimate_advantages, _estimate_step_advantages)
 
     def annotate_scored_rollout(self, trainer: PPOTrainer, rollout: Rollout) -> Rollout:
-        """Return the rollout, with values from branches if advantages are estimated from them."""
+        """Return the rollout, with values from branches if advantages are computed from these."""
         if not self._is_monte_carlo:
             return rollout
         maker, kl_ctl = trainer.target_maker, trainer.kl.coefficient
@@ -51,8 +51,8 @@ class BranchHook(PpoHook):
         """Return the rollout, and the metrics of a check if one is due."""
         assert self._check is not None, "prepare comes first"
         step, kl_ctl = trainer.steps_done + 1, trainer.kl.coefficient
-        found = self._check.measure_if_due(rollout, trainer.target_maker, step=step, kl_ctl=kl_ctl)
-        return rollout, found
+        maker = trainer.target_maker
+        return rollout, self._check.measure_if_due(rollout, maker, step=step, kl_ctl=kl_ctl)
 
 
 def _estimate_step_advantages(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:

@@ -14,7 +14,7 @@ from rlhf_lab.branches import Branches
 from rlhf_lab.branches.critic_states import CriticState, measure_by_place
 
 BINS = 5  # number of equal parts of a response in charts by place
-MOST_STATES = 300  # largest number of dots in a chart
+MOST_STATES = 300  # most dots in a chart
 TITLES = {
     "error": "Squared error of values",
     "ranking": "Alternative steps ranked right",
@@ -22,9 +22,9 @@ TITLES = {
     "explained_variance": "Explained variance of true values",
 }
 NOTE = (
-    "A true value is the mean return of continuations that were sampled from the state; their noise"
-    " is subtracted from errors and variances. Of two alternative steps from one state, a guess"
-    " finds the better one in half of the cases."
+    "A true value is estimated by the mean return of continuations sampled from the state; sampling"
+    " noise is subtracted from errors and variances. Of two alternative steps from one state, a"
+    " guess finds the better one in half of the cases."
 )
 CRITIC_STATE: Form = {
     **LINE,
@@ -34,7 +34,7 @@ CRITIC_STATE: Form = {
 
 
 class TrueValueCharts(ReportPart):
-    """Charts of the checks of the critic."""
+    """The report's charts of the checks of the critic."""
 
     def sections(self, run: RunFiles) -> Sequence[ChartSection]:
         """Return the section with charts of the states in the run's checks so far."""
@@ -73,8 +73,9 @@ def _build_value_chart(label: str, states: Sequence[CriticState]) -> Chart | Non
     shown = states[-MOST_STATES:]
     points = [(state.value, state.true_value) for state in shown]
     halves = [NORMAL_QUANTILE * state.error for state in shown]
-    exact = [(at, at) for at in (min(points)[0], max(points)[0])]
-    lines = [Line("states, 95 % intervals", points, halves, is_joined=False), Line("exact", exact)]
+    diagonal = [(value, value) for value in (min(points)[0], max(points)[0])]
+    dots = Line("states, 95 % intervals", points, halves, is_joined=False)
+    lines = [dots, Line("exact", diagonal)]
     return line_chart(f"True values over the critic's values, {label}", lines, x_label="value")
 
 
@@ -91,9 +92,9 @@ def _build_place_chart(
         line_or_dots(
             label,
             [
-                (ticks[number].at, found[name])
-                for number, found in by_place.items()
-                if name in found
+                (ticks[number].at, measures[name])
+                for number, measures in by_place.items()
+                if name in measures
             ],
         )
         for label, by_place in measured.items()

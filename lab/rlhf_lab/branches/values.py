@@ -1,4 +1,4 @@
-"""True values of states from branches, and advantages from true values.
+"""Estimate true values of states from branches, and compute advantages from true values.
 
 A state is a prompt and the first tokens of a response. Its true value is the expected sum of the
 rewards that follow it; the mean over sampled continuations (branches) is an unbiased estimate:
@@ -16,7 +16,7 @@ from rlhf.algorithms.advantages import Advantages, reinforce_pp_advantages
 
 
 def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tuple[Tensor, Tensor]:
-    """Choose a step of each response; the step ends before a random token of the response.
+    """Choose a step of each response, which ends before a random token of the response.
 
     Return the number of response tokens before each step (N,), and up to the step's end (N,). A
     step has ``step_tokens`` tokens, or all tokens before its end if they are fewer. ``draws_N`` are
@@ -26,10 +26,10 @@ def choose_steps(draws_N: Tensor, lengths_N: Tensor, *, step_tokens: int) -> tup
     return (ends_N - step_tokens).clamp(min=0), ends_N
 
 
-def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, places_B: Tensor, *, gamma: float) -> Tensor:
-    """Return the discounted sums (B,) of the rewards from token ``places_B`` on."""
+def rewards_to_go(rewards_BT: Tensor, keep_BT: Tensor, starts_B: Tensor, *, gamma: float) -> Tensor:
+    """Return the discounted sums (B,) of the rewards from token ``starts_B`` on."""
     returns_BT = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=gamma).returns_BT
-    return returns_BT.gather(1, places_B[:, None]).squeeze(1)
+    return returns_BT.gather(1, starts_B[:, None]).squeeze(1)
 
 
 def average_returns(returns_B: Tensor, *, branches: int) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def step_advantages(
 
     ``step_values_BT`` has V before the first token of each step, and NaN at other tokens. All
     tokens of a step get its advantage. The critic's target is V at the first token of a step; at
-    other tokens it is the rewards up to the next step plus V at its first token.
+    other tokens it is the sum of the rewards up to the next step, plus V before that step.
     """
     starts_BT = ~step_values_BT.isnan()
     target_B = torch.zeros_like(rewards_BT[:, 0])  # target of the next token
@@ -57,8 +57,8 @@ def step_advantages(
         target_B = torch.where(starts_BT[:, t], step_values_BT[:, t], return_B)
         returns.append(return_B)
         targets.append(target_B)
-    returns_BT, targets_BT = (torch.stack(each[::-1], dim=1) for each in (returns, targets))
+    returns_BT, targets_BT = (torch.stack(columns[::-1], dim=1) for columns in (returns, targets))
     columns_T = torch.arange(starts_BT.shape[1], device=keep_BT.device)
     first_BT = (starts_BT * columns_T).cummax(dim=1).values
-    of_steps_BT = (returns_BT - targets_BT).gather(1, first_BT)
-    return Advantages(of_steps_BT.masked_fill(~keep_BT, 0.0), targets_BT)
+    advantages_BT = (returns_BT - targets_BT).gather(1, first_BT)
+    return Advantages(advantages_BT.masked_fill(~keep_BT, 0.0), targets_BT)

@@ -1,7 +1,7 @@
 """Clip-Cov: exclude from the losses a few of the tokens that would most reduce the entropy.
 
-https://arxiv.org/abs/2505.22617. It costs nothing. Use it if the entropy falls early in training
-and the score then stops rising. Do not use it if the policy should become certain.
+https://arxiv.org/abs/2505.22617. It needs no memory and no time. Use it if the entropy falls early
+in training and the score then stops rising. Do not use it if the policy should become certain.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ClipCov(Method):
             )
 
     def hook(self) -> type[ClipCovHook]:
-        """Return the class that sets advantages to 0."""
+        """Return the class of the hook that sets advantages to 0."""
         from rlhf_lab.clip_cov.hooks import ClipCovHook
 
         return ClipCovHook

@@ -3,7 +3,7 @@
 With ``ppo.teacher_path`` the reference of the KL penalty is the teacher. With
 ``ppo.teacher_prompt_column`` the reference is also a teacher that reads another prompt, such as one
 with the answer (OPSD, https://arxiv.org/abs/2601.18734); this takes one more pass of the reference
-per rollout. Do not use it with a model that ignores hints.
+per rollout. Do not use such a column with a model that ignores hints.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class DistillationKeys(MethodKeys):
 
     @property
     def setting(self) -> str:
-        """Return the key and value that make the reference a teacher; an empty text if none do."""
+        """Return the setting KEY=VALUE that makes the reference a teacher; "" if there is none."""
         values = {"ppo.teacher_path": self.teacher_path, COLUMN: self.teacher_prompt_column}
-        return next((f"{k}={value}" for k, value in values.items() if value is not None), "")
+        return next((f"{key}={value}" for key, value in values.items() if value is not None), "")
 
 
 class Distillation(Method):
@@ -54,7 +54,7 @@ class Distillation(Method):
     off = {"ppo.teacher_path": None, COLUMN: None}
 
     def check(self, config: RunConfig) -> None:
-        """Check that generated data has the column; columns of files are checked when read."""
+        """Check that the reference can be a teacher, and that generated data has the column."""
         keys = DistillationKeys.of(config)
         column = keys.teacher_prompt_column
         broken = {
@@ -77,13 +77,13 @@ class Distillation(Method):
         return "ppo.teacher", replace(config.model, init=ModelInit.pretrained, path=path)
 
     def hook(self) -> type[DistillationHook]:
-        """Return the class that penalises the policy's KL to the teacher."""
+        """Return the class of the hook that penalises the policy's KL to the teacher."""
         from rlhf_lab.distillation.hooks import DistillationHook
 
         return DistillationHook
 
     def costs(self) -> TeacherCosts:
-        """Return the costs of the reference's second pass."""
+        """Return the costs of the second pass of the reference."""
         from rlhf_lab.distillation.costs import TeacherCosts
 
         return TeacherCosts()

@@ -1,4 +1,4 @@
-"""Costs of a teacher that reads another prompt than the policy: a second reference pass."""
+"""Costs of a teacher that reads another prompt than the policy: a second pass of the reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_lab.distillation import DistillationKeys
 
 
 class TeacherCosts(Costs):
-    """The seconds of the reference's second pass."""
+    """The seconds of the second pass of the reference."""
 
     def added_step_seconds(
         self, config: RunConfig, phase: Phase, tokens: float, seconds: Mapping[str, float]
@@ -20,5 +20,5 @@ class TeacherCosts(Costs):
         """Return the seconds per PPO step of this pass: as long as the mean scoring pass."""
         if phase is not Phase.ppo or DistillationKeys.of(config).teacher_prompt_column is None:
             return {}
-        others = {model.role for model in models_in_phase(config, phase)} - {Role.actor}
-        return {"teach": seconds["score"] / max(1, len(others))}
+        scorers = {model.role for model in models_in_phase(config, phase)} - {Role.actor}
+        return {"teach": seconds["score"] / max(1, len(scorers))}

@@ -23,11 +23,11 @@ from rlhf.phases.shared.context import RunContext, phase_records, phase_tokens
 from rlhf.phases.shared.scoring import WholeSequences, split_rows
 from rlhf_lab.distillation import COLUMN, DistillationKeys
 
-TEACHER_KL = "teacher_kl_BT"  # key in Rollout.extras: log policy - log teacher; 0 at padding
+TEACHER_KL = "teacher_kl_BT"  # key in Rollout.extras: log p_policy - log p_teacher; 0 at padding
 
 
 class DistillationHook(PpoHook):
-    """A hook that penalises KL to the reference on the teacher's prompts, if there are any."""
+    """A hook that penalises KL to the reference on the teacher's prompts, if the data has any."""
 
     @classmethod
     def check_data(cls, context: RunContext) -> None:
@@ -48,7 +48,7 @@ class DistillationHook(PpoHook):
         encoder = Encoder(engine.tokenizer, config.data.template)
         rows = zip(texts, plain.columns or [{}] * len(texts), strict=True)
         records = [Record(text, columns=columns) for text, columns in rows]
-        ids = [_encode_prompt(config, encoder, each) for each in records]
+        ids = [_encode_prompt(config, encoder, record) for record in records]
         pad_id, device = engine.tokenizer.pad_token_id, engine.ranks.device
         hinted = collate_prompts(ids, texts, plain.draws_BT, pad_id=pad_id, device=device)
         scored = []
@@ -66,14 +66,14 @@ class DistillationHook(PpoHook):
     def change_target_steps(self, steps: TargetSteps) -> TargetSteps:
         """Add a step that subtracts each token's KL to the teacher from the token's advantage.
 
-        The step precedes the steps of other methods, such as Clip-Cov's, which read advantages.
+        The step precedes the steps of other methods that read advantages, such as Clip-Cov's.
         """
         built_in = len(STEPS)
         return (*steps[:built_in], _subtract_teacher_kl, *steps[built_in:])
 
 
 def _encode_prompt(config: RunConfig, encoder: Encoder, record: Record) -> list[int]:
-    """Return the ids of the teacher's prompt of a record; raise DataError if it is unusable."""
+    """Return the token ids of a record's prompt for the teacher; raise DataError if unusable."""
     column = str(DistillationKeys.of(config).teacher_prompt_column)
     most = config.rollout.max_prompt_tokens
     text = (record.columns or {}).get(column)
@@ -87,9 +87,9 @@ def _encode_prompt(config: RunConfig, encoder: Encoder, record: Record) -> list[
 
 
 def _subtract_teacher_kl(maker: TargetMaker, targets: Targets, rollout: Rollout) -> Targets:
-    """Subtract each token's KL to the teacher, if it has one, from its own whitened advantage."""
+    """Subtract each token's KL to the teacher from its whitened advantage, if KL was measured."""
     if TEACHER_KL not in rollout.extras:  # such as an answer to a held-out prompt
         return targets
-    used, kl_BT = targets.advantages, rollout.extras[TEACHER_KL]
-    taught_BT = used.advantages_BT - DistillationKeys.of(maker.config).teacher_coef * kl_BT
-    return targets._replace(advantages=used._replace(advantages_BT=taught_BT))
+    plain, kl_BT = targets.advantages, rollout.extras[TEACHER_KL]
+    taught_BT = plain.advantages_BT - DistillationKeys.of(maker.config).teacher_coef * kl_BT
+    return targets._replace(advantages=plain._replace(advantages_BT=taught_BT))

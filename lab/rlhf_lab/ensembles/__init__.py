@@ -1,8 +1,8 @@
 """Several reward models, whose scores are combined into one score.
 
-The members share their lower layers. Use several if the policy exploits one reward model: a
-response on which they disagree gets a lower score, https://arxiv.org/abs/2310.02743, or the reward
-model is the mean of their weights (WARM, https://arxiv.org/abs/2401.12187).
+The members share their lower layers. Use several members if the policy exploits one reward model: a
+response on which the members disagree gets a lower score (https://arxiv.org/abs/2310.02743), or the
+reward model gets the mean of their weights (WARM, https://arxiv.org/abs/2401.12187).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from rlhf_lab.ensembles.members import EnsembleCompletion
     from rlhf_lab.ensembles.trainer import EnsembleTrainer
 
-OWN_SHARE = 4  # by default, 1 / OWN_SHARE of all layers are a further member's own
+OWN_SHARE = 4  # by default, a further member has its own copy of 1 / OWN_SHARE of all layers
 SEVERAL = [Unread(("members",), lambda members: members == 1, "add {key}=5")]
 WEIGHTED = [needs("combine", "uncertainty")]
 
 
 class CombineName(StrEnum):
-    """Ways to combine the members' scores to one score; warm averages the weights instead."""
+    """Ways to combine the members' scores to one score; warm averages their weights instead."""
 
     mean = "mean"
     worst = "worst"
@@ -91,7 +91,7 @@ class EnsembleKeys(MethodKeys):
     """Factor of the variance over the members, for combine=uncertainty."""
 
     def num_own_layers(self, total: int) -> int:
-        """Return the number of layers that a further member has as its own, of ``total`` layers."""
+        """Return how many of a model's ``total`` layers a further member copies and trains."""
         return self.member_layers or max(1, total // OWN_SHARE)
 
 
@@ -103,7 +103,7 @@ class Ensembles(Method):
     off = {"reward.members": 1}
 
     def check(self, config: RunConfig) -> None:
-        """Check that a run with several members has a reward model, whose weights are whole."""
+        """Check that a run with several members has a reward model with unsharded weights."""
         members, lora = EnsembleKeys.of(config).members, config.lora
         if members == 1:
             return
@@ -128,7 +128,7 @@ class Ensembles(Method):
         refuse_broken_rule(broken, f"reward.members={members}")
 
     def check_models(self, config: RunConfig, phases: Container[Phase]) -> None:
-        """Raise an error if the reward model has too few layers, or layers of unknown names."""
+        """Raise an error if the reward model has too few layers, or layers with unknown names."""
         if Phase.reward not in phases:
             return
         from rlhf.models.language_model import Scorer  # imports torch
@@ -147,7 +147,7 @@ class Ensembles(Method):
         return math.ceil(examples * epochs / examples_per_step(config, phase))
 
     def reward_trainer(self) -> type[EnsembleTrainer]:
-        """Return the class that trains the first and then all further members."""
+        """Return the class that trains the first member, and then all further members."""
         from rlhf_lab.ensembles.trainer import EnsembleTrainer
 
         return EnsembleTrainer

@@ -1,4 +1,4 @@
-"""Costs of reward models after the first: the weights of each one's top layers, norm and head."""
+"""Costs of the members after the first: the weights of their own top layers, norms and heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_lab.ensembles import CombineName, EnsembleKeys
 
 
 class EnsembleCosts(Costs):
-    """The memory and the work of the further members."""
+    """The memory and the computation of the further members."""
 
     def adapt_model(self, config: RunConfig, phase: Phase, model: ModelUse) -> ModelUse:
         """Add the weights of the further members, unless they were averaged to one model."""
@@ -21,7 +21,7 @@ class EnsembleCosts(Costs):
         if is_averaged or model.role not in (Role.reward_training, Role.reward):
             return model
         layers = min(reward.num_own_layers(shape.layers), shape.layers)
-        own = layers * shape.weights_per_layer + shape.tail + shape.embedding
-        further = (reward.members - 1) * own
-        trained = 0 if model.role.is_frozen else model.trained + further
-        return replace(model, trained=trained, successive_weights=further)
+        per_member = layers * shape.weights_per_layer + shape.tail + shape.embedding
+        added = (reward.members - 1) * per_member
+        trained = 0 if model.role.is_frozen else model.trained + added
+        return replace(model, trained=trained, successive_weights=added)

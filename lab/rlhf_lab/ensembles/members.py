@@ -1,8 +1,8 @@
-"""Ensembles of reward models that share their lower blocks, so that they cost less than M models.
+"""Build ensembles of reward models that share lower blocks, and so cost less than M models.
 
 The first member is an ordinary ``Scorer``, which is trained whole. Every further member has its own
-copy of the top blocks and of the norm after them, and its own head. It starts from hidden states
-that the forward pass of the first member records, and does not change the first member.
+copy of the top blocks and of the norm after them, and its own head. Its input is recorded in
+the forward pass of the first member (hidden states), which it does not change.
 
 Shapes: B = sequences, S = tokens, H = hidden size, M = members.
 """
@@ -33,12 +33,12 @@ from rlhf_lab.ensembles.combined_scores import combine_scores, disagreement
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MEMBERS_FILE = "members.safetensors"  # in the folder with the weights of the first member
+MEMBERS_FILE = "members.safetensors"  # in the model folder of the first member
 OFFSETS = "offsets"  # tensor in MEMBERS_FILE that is subtracted from the members' values
 
 
 class Combination(NamedTuple):
-    """The settings by which the members' scores are combined to one score."""
+    """Settings for combining the members' scores to one score."""
 
     members: int = 1
     name: CombineName = CombineName.mean
@@ -69,10 +69,10 @@ class Member(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """A frozen ensemble, which returns one combined value for every token like a ``Scorer``.
+    """A frozen ensemble that, like a ``Scorer``, returns one (combined) value for every token.
 
-    ``offsets_M`` are subtracted from the members' values, because the Bradley-Terry loss does not
-    determine which value of a member's scale is its zero.
+    ``offsets_M`` are subtracted from the members' values, because the Bradley-Terry loss leaves the
+    zero of each member's scale undetermined.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Ensemble(nn.Module):
     def response_scores(self, sequences: WholeSequences) -> ResponseScores:
         """Return the combined scores of responses, and the disagreement of the members."""
         values_MBS = self.member_values(sequences.ids_BS).unbind(-1)
-        scores_BM = torch.stack([sequences.last_token_values(each) for each in values_MBS], dim=1)
+        scores_BM = torch.stack([sequences.last_token_values(x_BS) for x_BS in values_MBS], dim=1)
         return ResponseScores(self.combine(scores_BM), {"disagreement": disagreement(scores_BM)})
 
     def forward(self, ids_BS: Tensor) -> Tensor:
@@ -111,15 +111,15 @@ class Ensemble(nn.Module):
 def record_top_block_calls(
     scorer: Scorer, members: Sequence[nn.Module]
 ) -> AbstractContextManager[list[BlockCall]]:
-    """Record the calls of the scorer's top blocks in a context, as the input of ``members``."""
+    """Record the calls of the scorer's top blocks within a context, as input of ``members``."""
     return record_calls(_find_top_modules(scorer, _count_layers_per_member(members))[0])
 
 
 def build_members(scorer: Scorer, config: EnsembleKeys, *, seeds: Sequence[int]) -> list[Member]:
     """Return one further member for each of ``seeds``, with copies of the scorer's top blocks.
 
-    The weights of the heads are drawn from the seeds. If members will be averaged, heads are copies
-    too, since the mean of unrelated heads is close to 0.
+    The weights of the heads are drawn at random with the seeds. If members will be averaged, the
+    heads are copies too, since the mean of unrelated heads is close to 0.
 
     Raises:
         CapabilityError: if the names of the blocks of the model's family are unknown.
@@ -152,13 +152,13 @@ def copy_weights_of_first_member(scorer: Scorer, member: nn.Module) -> None:
 
 @contextmanager
 def swap_in_mean_weights(scorer: Scorer, members: Sequence[nn.Module]) -> Iterator[None]:
-    """Replace the first member's unshared weights by the mean of all members within the context."""
+    """Within the context, replace the first member's own weights by the mean of all members."""
     own = _collect_own_weights(scorer, _count_layers_per_member(members))
     before = {name: weight.clone() for name, weight in own.items()}
     with torch.no_grad():
         for name, weight in own.items():
-            others = [member.get_parameter(name) for member in members]
-            weight.copy_(torch.stack([weight.float(), *(w.float() for w in others)]).mean(dim=0))
+            further = [member.get_parameter(name) for member in members]
+            weight.copy_(torch.stack([weight.float(), *(w.float() for w in further)]).mean(dim=0))
     try:
         yield
     finally:
@@ -168,7 +168,7 @@ def swap_in_mean_weights(scorer: Scorer, members: Sequence[nn.Module]) -> Iterat
 
 
 def save_members(folder: Path, members: Sequence[nn.Module], offsets_M: Tensor) -> None:
-    """Write the weights of the members after the first, and all offsets, into a model folder."""
+    """Write the weights of the members after the first, and all offsets, to a model folder."""
     from safetensors.torch import save_file
 
     weights = {
@@ -185,7 +185,7 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     Return ``scorer`` if the folder holds one model: a single model, or the mean of the members.
 
     Raises:
-        CheckpointError: if the folder has another number of members, or their file is damaged.
+        CheckpointError: if the number of members does not fit ``combine``, or the file is damaged.
     """
     from safetensors.torch import load_file
 
@@ -204,8 +204,8 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     if count != wanted:
         raise CheckpointError(
             f"{source.key}={source.path}: holds {count} reward models, and reward.members with "
-            f"reward.combine={combine.name} asks for {wanted}; set reward.members={count} "
-            "as in the run that trained them, or for an average of several reward.combine=warm"
+            f"reward.combine={combine.name} asks for {wanted}; set reward.members={count}, or "
+            "reward.combine=warm for an average of several, as in the run that trained them"
         )
     if count == 1:
         return scorer
@@ -221,15 +221,15 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     members = [Member(blocks, tail, head) for _ in range(1, count)]
     with translate_errors(source.build_error):
         for number, member in enumerate(members, start=1):
-            start = f"{number}."
+            prefix = f"{number}."
             member.load_state_dict(
-                {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+                {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
             )
     return Ensemble(scorer, members, weights[OFFSETS], combine)
 
 
 class EnsembleCompletion(Completion):
-    """The further members of a trained reward model, from the folder of the first member."""
+    """The completion of a trained reward model by the further members in its folder."""
 
     file = MEMBERS_FILE
 
@@ -266,18 +266,18 @@ def _find_top_modules(scorer: Scorer, num_layers: int) -> tuple[list[nn.Module],
 def _collect_own_weights(scorer: Scorer, num_layers: int) -> dict[str, nn.Parameter]:
     """Return the first member's weights that are not shared, by their names in a ``Member``."""
     blocks, tail = _find_top_modules(scorer, num_layers)
-    parts = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
-    parts |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
-    parts["head"] = getattr(scorer.pretrained, scorer.head_name)
+    modules = {f"branch.blocks.{i}": block for i, block in enumerate(blocks)}
+    modules |= {f"branch.tail.{i}": module for i, module in enumerate(tail)}
+    modules["head"] = getattr(scorer.pretrained, scorer.head_name)
     return {
-        f"{place}.{name}": weight
-        for place, part in parts.items()
-        for name, weight in part.named_parameters()
+        f"{prefix}.{name}": weight
+        for prefix, module in modules.items()
+        for name, weight in module.named_parameters()
     }
 
 
 def _redraw_head(head: nn.Module, *, seed: int) -> None:
-    """Replace a head's weights by numbers drawn from ``seed``, with the same standard deviation."""
+    """Draw a head's weights again with ``seed``; keep their standard deviation."""
     weight = head.get_parameter("weight")
     fresh = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

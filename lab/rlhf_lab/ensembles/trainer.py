@@ -40,8 +40,8 @@ class EnsembleTrainer(RewardTrainer):
     """A trainer of an ensemble, whose first member learns like a single reward model.
 
     After ``start_members`` the first member is frozen, and the further members learn from hidden
-    states of its lower blocks, which are computed once for all of them. Each member has its own
-    engine, which clips its gradient and steps its optimizer as if the member were trained alone.
+    states of its lower blocks, computed once for all of them. Each further member has its own
+    engine, which clips its gradient and updates it as if the member were trained alone.
     """
 
     def __init__(self, context: RunContext, steps: Sequence[PairStep], pairs: Dataset) -> None:
@@ -59,13 +59,13 @@ class EnsembleTrainer(RewardTrainer):
 
     @classmethod
     def build(cls, context: RunContext, steps: list[PairStep], pairs: Dataset) -> Self:
-        """Return the trainer of the first member in ``steps``, and then of all further members."""
+        """Build the trainer, which trains the first member in ``steps``, then further members."""
         return cls(context, steps, pairs)
 
     def start_members(self) -> None:
         """Build the engines of the further members; from now on the first member is frozen."""
         if self._is_warm:
-            for member in self._waiting:  # members whose weights are averaged must start alike
+            for member in self._waiting:  # members that will be averaged must start equal
                 copy_weights_of_first_member(self.scorer, member)
         for number, member in enumerate(self._waiting, start=1):
             self.engines[f"member_{number}"] = self.build_engine(member, self._member_steps)
@@ -95,7 +95,7 @@ class EnsembleTrainer(RewardTrainer):
     def token_values(self, ids_BS: Tensor, *, trains: bool = False) -> Iterator[Tensor]:
         """Yield values (B, S) of all members; if ``trains``, only of the members that learn now.
 
-        An evaluation with WARM yields only the first engine's values, made with the mean weights.
+        An evaluation with WARM yields only values of the first engine, which has the mean weights.
         """
         first, *further = self.engines.values()
         if not further or (self.is_averaged and not trains):
@@ -110,19 +110,19 @@ class EnsembleTrainer(RewardTrainer):
 
     def measure_scores(self, chosen_BM: Tensor, rejected_BM: Tensor, keep_B: Tensor) -> Metrics:
         """Return the usual metrics, the disagreement, and each member's accuracy and mean score."""
-        found = super().measure_scores(chosen_BM, rejected_BM, keep_B)
+        metrics = super().measure_scores(chosen_BM, rejected_BM, keep_B)
         margin_BM = chosen_BM - rejected_BM
         if margin_BM.shape[1] == 1:
-            return found
-        found["disagreement"] = Mean.of(disagreement(margin_BM), keep_B)
-        for number, each_B in enumerate(margin_BM.unbind(1)):
+            return metrics
+        metrics["disagreement"] = Mean.of(disagreement(margin_BM), keep_B)
+        for number, margin_B in enumerate(margin_BM.unbind(1)):
             scores_B = (chosen_BM[:, number] + rejected_BM[:, number]) / 2
-            found[f"member/{number}"] = Mean.of((each_B > 0).float(), keep_B)
-            found[f"mean/{number}"] = Mean.of(scores_B, keep_B)
-        return found
+            metrics[f"member/{number}"] = Mean.of((margin_B > 0).float(), keep_B)
+            metrics[f"mean/{number}"] = Mean.of(scores_B, keep_B)
+        return metrics
 
     def swap_in_final_weights(self) -> AbstractContextManager[None]:
-        """Replace the model's weights by the members' mean within the context if WARM is used."""
+        """Within the context, replace the model's weights by the members' mean if WARM is used."""
         return (
             swap_in_mean_weights(self.scorer, self.members) if self.is_averaged else nullcontext()
         )
@@ -130,14 +130,14 @@ class EnsembleTrainer(RewardTrainer):
     def results(self, after: RewardEvaluation) -> dict[str, Any]:
         """Return the usual results and the accuracy of each member."""
         accuracies = _read_member_means("member/", after)
-        named = {f"member {number}": x for number, x in enumerate(accuracies, start=1)}
-        return super().results(after) | ({"member_accuracies": named} if named else {})
+        by_member = {f"member {number}": x for number, x in enumerate(accuracies, start=1)}
+        return super().results(after) | ({"member_accuracies": by_member} if by_member else {})
 
     def build_extra_writer(self, after: RewardEvaluation) -> Callable[[Path], None] | None:
         """Return a function that saves the further members; None if only one model is saved."""
         if self.is_averaged or not self.members:
             return None
-        # Regression fixes the zero of scores; with a pairwise loss each member has its own zero.
+        # Regression determines the zero of scores; a pairwise loss leaves each member its own zero.
         has_zero = self.context.config.reward.loss is RewardLossName.regression
         offsets_M = torch.tensor(
             [0.0 if has_zero else mean for mean in _read_member_means("mean/", after)]
@@ -149,9 +149,9 @@ class EnsembleTrainer(RewardTrainer):
         return EnsembleKeys.of(self.context.config).combine is CombineName.warm
 
 
-def _read_member_means(start: str, after: RewardEvaluation) -> list[float]:
-    """Return the means of the metrics whose names begin with ``start``: one for each member."""
-    return [mean.value() for name, mean in after.means.items() if name.startswith(start)]
+def _read_member_means(prefix: str, after: RewardEvaluation) -> list[float]:
+    """Return the means of the metrics whose names begin with ``prefix``: one for each member."""
+    return [mean.value() for name, mean in after.means.items() if name.startswith(prefix)]
 
 
 def _draw_pair_weights(config: EnsembleKeys, num_pairs: int, *, seed: int) -> Tensor:

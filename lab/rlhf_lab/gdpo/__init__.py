@@ -1,6 +1,6 @@
 """GDPO: normalise each reward over the responses to a prompt before the rewards are added.
 
-https://arxiv.org/abs/2601.05242. It costs nothing. Use it if several rewards should all count:
+https://arxiv.org/abs/2601.05242. It takes no memory or time. Use it if all rewards should count:
 GRPO normalises their sum, so the reward that varies most decides the advantages, and responses with
 different rewards can get equal advantages. Do not use it if the rewards' own scales matter: a
 reward that hardly varies counts as much as the others.
@@ -60,7 +60,7 @@ class Gdpo(Method):
         refuse_broken_rule(broken, "ppo.gdpo=true with ")
 
     def hook(self) -> type[GdpoHook]:
-        """Return the class that combines the rewards."""
+        """Return the class of the hook that combines the rewards."""
         from rlhf_lab.gdpo.hooks import GdpoHook
 
         return GdpoHook

@@ -37,11 +37,11 @@ from rlhf_lab.gdpo import GdpoKeys
 from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
 from rlhf_lab.gradients.expected import PROMPTS, GradientEstimator, TinyStep, TinyTask
 
-WRONG_WAY = 1  # exit code
+WRONG_WAY = 1  # exit code if a gradient points the wrong way and no key explains it
 
 
 class SampledMatch(NamedTuple):
-    """The gradients of sampled mini-batches, at the run's batch sizes."""
+    """The noise and bias of gradients of sampled mini-batches, at the run's batch sizes."""
 
     batches: int
     noise: float
@@ -49,7 +49,7 @@ class SampledMatch(NamedTuple):
     bias: float
     """Bias of the mean over the batches."""
     bias_of_noise: float
-    """Approximate bias that so many batches show by chance alone."""
+    """Approximate bias that this many batches show by chance alone."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = build_command_parser("rlhf_lab.gradients", __doc__, has_json=True)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--own", action="append", default=[], metavar="MODULE:NAME")
-    parser.add_argument("--seed", type=int, default=0, help="of the random task")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random task")
     parser.add_argument("--batches", type=int, default=200, help="mini-batches to sample")
     options = parser.parse_intermixed_args(arguments)
     if options.batches < 2:  # noqa: PLR2004
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
-    """Return the gradient estimator of ``config``, with hook and surrogate from ``own``, if any.
+    """Return the gradient estimator of ``config``, with the user's hook and surrogate in ``own``.
 
     Raises:
         ConfigError: if there is no PPO, an option cannot be examined (an environment, GDPO,
@@ -87,13 +87,13 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstim
     }
     refuse_broken_rule(broken)
     method = GradientEstimator(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
-    for each in own:
-        if inspect.isclass(each) and issubclass(each, PpoHook):
-            method = replace(method, hook=each)
-        elif callable(each) and not inspect.isclass(each):
-            method = replace(method, surrogate=each)
+    for code in own:
+        if inspect.isclass(code) and issubclass(code, PpoHook):
+            method = replace(method, hook=code)
+        elif callable(code) and not inspect.isclass(code):
+            method = replace(method, surrogate=code)
         else:
-            raise ConfigError(f"--own {each!r}: must be a subclass of PpoHook, or a surrogate")
+            raise ConfigError(f"--own {code!r}: must be a subclass of PpoHook, or a surrogate")
     return method
 
 
@@ -101,9 +101,9 @@ def sample(method: GradientEstimator, task: TinyTask, *, batches: int, seed: int
     """Sample ``batches`` mini-batches of the first update; return their noise and bias."""
     step = TinyStep(method, task, policies_of_updates(method, task)["first"])
     generator = torch.Generator().manual_seed(seed)
-    found = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
-    noise = float(found.var(dim=0).sum().sqrt() / step.expected_gradient().norm())
-    bias = GradientMatch.of(found.mean(dim=0), step.exact_gradient().flatten()).bias
+    gradients = torch.stack([step.sampled_gradient(generator).flatten() for _ in range(batches)])
+    noise = float(gradients.var(dim=0).sum().sqrt() / step.expected_gradient().norm())
+    bias = GradientMatch.of(gradients.mean(dim=0), step.exact_gradient().flatten()).bias
     return SampledMatch(batches, noise, bias, noise / batches**0.5)
 
 
@@ -111,7 +111,7 @@ def _examine(options: argparse.Namespace) -> Result:
     quieten_libraries()
     with compose_job(options.words, LAUNCHER.with_name("conf")) as job:
         config = build_new_config(job)
-    method = build_method(config, [import_user_object("--own", each)[0] for each in options.own])
+    method = build_method(config, [import_user_object("--own", name)[0] for name in options.own])
     task, ppo = TinyTask.draw(options.seed, method.group), method.config.ppo
     finding = examine(method, task)
     sampled = sample(method, task, batches=options.batches, seed=options.seed)
@@ -119,9 +119,9 @@ def _examine(options: argparse.Namespace) -> Result:
     content = {
         "task": {"seed": options.seed, "prompts": PROMPTS, "answers": num_answers},
         "gradients": [
-            {"update": update, "part": part, **each._asdict()}
+            {"update": update, "part": part, **match._asdict()}
             for update, parts in finding.compared.items()
-            for part, each in parts.items()
+            for part, match in parts.items()
         ],
         "sampled": {**sampled._asdict(), "responses": ppo.mini_batch_size},
         "causes": [{"cause": name, "bias": bias} for name, bias in finding.causes.items()],
@@ -136,12 +136,13 @@ def _examine(options: argparse.Namespace) -> Result:
         )
         for update, parts in finding.compared.items():
             console.say(f"{update} update on a rollout")
-            for part, each in parts.items():
-                console.say(f"  {WORDS[part]:<22} bias {each.bias:6.3f}  cosine {each.cosine:7.4f}")
+            for part, match in parts.items():
+                bias, cosine = match
+                console.say(f"  {WORDS[part]:<22} bias {bias:6.3f}  cosine {cosine:7.4f}")
         console.say(
-            f"{sampled.batches} sampled mini-batches of {ppo.mini_batch_size}: one has a noise of "
-            f"{sampled.noise:.2f} of the gradient's norm; their mean has bias {sampled.bias:.3f}, "
-            f"by chance alone about {sampled.bias_of_noise:.3f}"
+            f"{sampled.batches} sampled mini-batches of {ppo.mini_batch_size}: the noise of one is "
+            f"{sampled.noise:.2f} times the gradient's norm; their mean has a bias of "
+            f"{sampled.bias:.3f}, by chance alone about {sampled.bias_of_noise:.3f}"
         )
         console.say(finding.text)
     return Result(content, WRONG_WAY if finding.verdict is Direction.wrong_way else 0)

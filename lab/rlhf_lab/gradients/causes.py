@@ -20,10 +20,10 @@ from rlhf_lab.gradients.expected import GradientEstimator, Policies, TinyStep, T
 
 UPDATE_KL = 0.01  # nats per token that the updates of a step move the policy, without a limit
 EXACT = 1e-9  # a smaller bias is rounding
-ROUNDING = 1e-10  # a smaller gradient, beside the exact one, is rounding
-LEAST_SHARE = 0.1  # of the bias that a key must explain to be named
+ROUNDING = 1e-10  # a smaller gradient, relative to the exact one, is rounding
+LEAST_SHARE = 0.1  # least share of the bias that a key must explain to be named
 
-WORDS: Mapping[str, str] = {
+WORDS: Mapping[str, str] = {  # part of the objective -> its name for readers
     "objective": "the whole objective",
     "score": "the score alone",
     "kl": "the KL penalty alone",
@@ -31,7 +31,7 @@ WORDS: Mapping[str, str] = {
 
 
 class Direction(StrEnum):
-    """The relation of the expected gradient to the exact one."""
+    """The relation of the expected gradient to the exact gradient."""
 
     unbiased = "unbiased"
     biased = "biased"
@@ -39,7 +39,7 @@ class Direction(StrEnum):
 
 
 class GradientMatch(NamedTuple):
-    """A comparison of an expected gradient, whose scale is free, with the exact gradient."""
+    """A comparison of an expected gradient, up to its scale, with the exact gradient."""
 
     bias: float
     """Share of the exact gradient's norm that no scale of the expected gradient recovers."""
@@ -47,7 +47,7 @@ class GradientMatch(NamedTuple):
 
     @classmethod
     def of(cls, gradient: Tensor, exact: Tensor) -> GradientMatch:
-        """Return the comparison; a gradient of 0, up to rounding, has bias 1 and cosine 0."""
+        """Compare two gradients; a gradient of 0 (up to rounding) has bias 1 and cosine 0."""
         if float(gradient.norm()) <= ROUNDING * float(exact.norm()):
             return cls(1.0, 0.0)
         product, square = (gradient * exact).sum(), gradient.square().sum()
@@ -58,7 +58,7 @@ class GradientMatch(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A key whose value biases the gradient on purpose, and values that remove the bias."""
+    """A key whose value biases the gradient on purpose, and values of keys that remove the bias."""
 
     key: str
     why: str
@@ -82,7 +82,7 @@ def _limits(name: str, ppo: PpoConfig) -> bool:
 
 
 LIMITS: dict[str, LossLimit] = {
-    each.name: each.metadata["limit"] for each in fields(PpoConfig) if "limit" in each.metadata
+    f.name: f.metadata["limit"] for f in fields(PpoConfig) if "limit" in f.metadata
 }
 NO_LIMITS = {name: limit.off for name, limit in LIMITS.items()}
 OWN_CODE = "your own code"
@@ -111,7 +111,7 @@ CAUSES = (
     ),
     Cause(
         "advantage_estimator",
-        "division by the deviation of a group weighs prompts, and depends on the response itself",
+        "division by a group's deviation weights prompts, and depends on the response itself",
         lambda ppo: ppo.advantage_estimator is AdvantageEstimator.grpo,
         {"advantage_estimator": AdvantageEstimator.dr_grpo},
     ),
@@ -144,11 +144,11 @@ CAUSES = (
 
 
 class GradientFinding(NamedTuple):
-    """The comparisons of a method by update and part of the objective, and what they mean."""
+    """The comparisons of a method, by update and part of the objective, and conclusions."""
 
     compared: Mapping[str, Mapping[str, GradientMatch]]
     causes: Mapping[str, float]
-    """The reasons for the first update's bias, and the bias left after removing each in turn."""
+    """The reasons for the first update's bias, with the bias left after removing each in turn."""
     verdict: Direction
     text: str
 
@@ -166,14 +166,14 @@ def policies_of_updates(method: GradientEstimator, task: TinyTask) -> dict[str, 
         return {"first": on_policy}
     if lag:
         on_policy = on_policy._replace(sampled_QPV=task.move(start_QPV, -direction_QPV, nats * lag))
-    found = {"first": on_policy}
+    policies = {"first": on_policy}
     if ppo.ppo_epochs * ppo.rollout_batch_size > ppo.mini_batch_size:
-        found["last"] = on_policy._replace(current_QPV=task.move(start_QPV, direction_QPV, nats))
-    return found
+        policies["last"] = on_policy._replace(current_QPV=task.move(start_QPV, direction_QPV, nats))
+    return policies
 
 
 def compare(method: GradientEstimator, task: TinyTask, policies: Policies) -> GradientMatch:
-    """Return the method's expected gradient beside the gradient of its objective."""
+    """Compare the method's expected gradient with the exact gradient of its objective."""
     step = TinyStep(method, task, policies)
     return GradientMatch.of(step.expected_gradient(), step.exact_gradient())
 
@@ -182,17 +182,17 @@ def split_objective(
     method: GradientEstimator, task: TinyTask
 ) -> dict[str, tuple[GradientEstimator, TinyTask]]:
     """Return method and task for the whole objective, the score alone and the KL penalty alone."""
-    found = {"objective": (method, task)}
+    parts = {"objective": (method, task)}
     if method.config.ppo.kl_ctl > 0:
         plain = method.with_keys(entropy_coef=0.0)
         unscored = task._replace(scores_QA=torch.zeros_like(task.scores_QA))
         only_kl = plain.with_keys(missing_end_penalty=0.0, missing_end_score=None)
-        found |= {"score": (plain.with_keys(kl_ctl=0.0), task), "kl": (only_kl, unscored)}
-    return found
+        parts |= {"score": (plain.with_keys(kl_ctl=0.0), task), "kl": (only_kl, unscored)}
+    return parts
 
 
 def examine(method: GradientEstimator, task: TinyTask) -> GradientFinding:
-    """Compare all gradients of a method, and return what they mean."""
+    """Compare all gradients of a method; return the comparisons and conclusions from them."""
     updates = policies_of_updates(method, task)
     parts = split_objective(method, task)
     compared = {
@@ -202,42 +202,42 @@ def examine(method: GradientEstimator, task: TinyTask) -> GradientFinding:
     first = compared["first"]["objective"]
     causes = find_causes(method, task, updates["first"], first.bias)
     fresh = updates["first"]._replace(sampled_QPV=task.policy_QPV)  # lag is no sign error
-    against = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
-    reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in against}
-    wrong = [n for n in against if not reasons[n] or any(OWN_CODE in each for each in reasons[n])]
+    reversed_parts = [name for name, part in parts.items() if compare(*part, fresh).cosine < 0]
+    reasons = {name: [*find_causes(*parts[name], fresh, 1.0)] for name in reversed_parts}
+    wrong = [n for n in reversed_parts if not reasons[n] or any(OWN_CODE in r for r in reasons[n])]
     verdict = Direction.unbiased if first.bias <= EXACT else Direction.biased
     verdict = Direction.wrong_way if wrong else verdict
     text = _sentence(method, verdict, first, causes, wrong)
-    for name in (name for name in against if not wrong):
+    for name in (name for name in reversed_parts if not wrong):
         keys = " and ".join(reason.partition(": ")[0] for reason in reasons[name])
         text += f" On this task the gradient of {WORDS[name]} even points the wrong way: {keys}."
     if "last" in compared and (last := compared["last"]["objective"]).bias > first.bias + EXACT:
-        free = compare(method.with_keys(**NO_LIMITS), task, updates["last"]).bias
-        text += f" At the last update on a rollout the bias is {last.bias:.2g}, without limits "
-        text += f"{free:.2g}."
+        unlimited = compare(method.with_keys(**NO_LIMITS), task, updates["last"]).bias
+        text += f" At the last update on a rollout the bias is {last.bias:.2g}; without limits, it "
+        text += f"is {unlimited:.2g}."
     return GradientFinding(compared, causes, verdict, text)
 
 
 def find_causes(
     method: GradientEstimator, task: TinyTask, policies: Policies, bias: float
 ) -> dict[str, float]:
-    """Remove the reasons for ``bias`` one after another; return the bias left after each.
+    """Remove the reasons for ``bias`` one after another; return the bias that is left after each.
 
-    The reason that leaves least comes first, but the older policy last: limits depend on it.
+    The reason whose removal leaves least bias comes first; rollout.lag, which limits need, is last.
     """
-    found: dict[str, float] = {}
+    biases_left: dict[str, float] = {}
     while bias > EXACT:
-        biases = {
+        variants = {
             name: (other is method, compare(other, task, with_policies).bias, other, with_policies)
             for name, (other, with_policies) in _variants(method, policies).items()
         }
-        large = [name for name, each in biases.items() if each[1] <= (1 - LEAST_SHARE) * bias]
+        large = [name for name, v in variants.items() if v[1] <= (1 - LEAST_SHARE) * bias]
         if not large:
             break
-        name = min(large, key=lambda each: biases[each][:2])
-        _, bias, method, policies = biases[name]
-        found[name] = bias
-    return found
+        name = min(large, key=lambda name: variants[name][:2])
+        _, bias, method, policies = variants[name]
+        biases_left[name] = bias
+    return biases_left
 
 
 def _variants(
@@ -245,24 +245,24 @@ def _variants(
 ) -> dict[str, tuple[GradientEstimator, Policies]]:
     """Return, by reason for a bias, the method and the policies without this reason."""
     ppo = method.config.ppo
-    found: dict[str, tuple[GradientEstimator, Policies]] = {}
+    variants: dict[str, tuple[GradientEstimator, Policies]] = {}
     for cause in CAUSES:
         if cause.holds(ppo):
             words = f"ppo.{cause.key}={getattr(ppo, cause.key)}: {cause.why}"
-            found[words] = (method.with_keys(**cause.without), policies)
+            variants[words] = (method.with_keys(**cause.without), policies)
     if policies.sampled_QPV is not policies.start_QPV:
         words = f"rollout.lag={method.config.rollout.lag}: an older policy sampled"
-        found[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
+        variants[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
     if own := own_names(method):
         plain = replace(method, surrogate=None, hook=None)
-        found[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
-    return found
+        variants[f"{' and '.join(own)}, {OWN_CODE}"] = (plain, policies)
+    return variants
 
 
 def own_names(method: GradientEstimator) -> list[str]:
     """Return the names of the user's own code."""
-    objects = (each for each in (method.hook, method.surrogate) if each is not None)
-    return [getattr(each, "__name__", repr(each)) for each in objects]
+    objects = (code for code in (method.hook, method.surrogate) if code is not None)
+    return [getattr(code, "__name__", repr(code)) for code in objects]
 
 
 def _sentence(
@@ -275,10 +275,10 @@ def _sentence(
     if verdict is Direction.unbiased:
         return "Unbiased: the expected gradient is that of the objective."
     if verdict is Direction.wrong_way:
-        what = " and ".join(WORDS[each] for each in wrong)
+        what = " and ".join(WORDS[name] for name in wrong)
         where = " and ".join(own_names(method)) or "the loss"
         return f"The gradient of {what} points the wrong way: a sign error in {where}?"
-    listed = "; ".join(f"{each} (without it {_share(bias)})" for each, bias in causes.items())
+    listed = "; ".join(f"{cause} (without it {_share(bias)})" for cause, bias in causes.items())
     left = min(causes.values(), default=first.bias)
     unknown = f"No key explains {_share(left)} of it." if left > EXACT else ""
     purpose = " on purpose" if causes and not unknown and not own_names(method) else ""

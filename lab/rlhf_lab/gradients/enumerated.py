@@ -1,4 +1,4 @@
-"""A task so small that all its answers are listed, and expectations over them are sums.
+"""List all answers of a tiny task, so that expectations over them are sums.
 
 Shapes: A = answers, T = tokens of an answer, P = prefixes, V = vocabulary, Q = prompts, G = groups
 of K answers to a prompt, B = rows: the answers of all groups. A policy is a table of logits (P, V):
@@ -19,7 +19,7 @@ MAX_TOKENS = 3
 
 
 class AnswerTable(NamedTuple):
-    """All answers of at most T tokens, end token included; it is the last of the V tokens."""
+    """All answers of at most T tokens with the end token, which is the last of the V tokens."""
 
     tokens_AT: Tensor
     prefix_AT: Tensor  # row of the logits from which the token is drawn
@@ -28,17 +28,17 @@ class AnswerTable(NamedTuple):
 
     @property
     def ended_A(self) -> Tensor:
-        """Return True for the answers that the limit does not cut."""
+        """Return True for the answers with an end token, False for answers cut at T tokens."""
         return ((self.tokens_AT == self.letters) & self.keep_AT).any(dim=1)
 
     @property
     def logits_shape(self) -> tuple[int, int]:
-        """Return (P, V)."""
+        """Return the shape (P, V) of a policy's logits."""
         return int(self.prefix_AT.max()) + 1, self.letters + 1
 
 
 def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> AnswerTable:
-    """Return every answer once: answers with an end token, and answers that the limit cuts."""
+    """Return every answer once: answers with an end token, and answers cut at ``max_tokens``."""
     rows: list[list[tuple[int, int]]] = []
 
     def extend(row: list[tuple[int, int]], prefix: int) -> None:
@@ -57,7 +57,7 @@ def enumerate_answers(letters: int = LETTERS, max_tokens: int = MAX_TOKENS) -> A
 
 
 def draw_logits(generator: torch.Generator, answers: AnswerTable, *prompts: int) -> Tensor:
-    """Return the normally distributed logits (..., P, V) of random policies, in fp64."""
+    """Draw the logits (..., P, V) of random policies from a normal distribution, in fp64."""
     shape = (*prompts, *answers.logits_shape)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -69,7 +69,7 @@ def answer_logprobs(logits_PV: Tensor, answers: AnswerTable) -> Tensor:
 
 
 class WeightedRows(NamedTuple):
-    """Answers to prompts as rows of a batch, the answers of a group side by side."""
+    """Answers to prompts as rows of a batch; the answers of a group are adjacent."""
 
     prompt_B: Tensor
     answer_B: Tensor
@@ -77,7 +77,7 @@ class WeightedRows(NamedTuple):
 
 
 def enumerate_groups(answer_logs_QA: Tensor, size: int) -> WeightedRows:
-    """Return all groups of ``size`` answers to each prompt, weighed by how likely they are.
+    """Return all groups of ``size`` answers to each prompt, weighted by their probabilities.
 
     Groups that differ only in their order are one group. All prompts are equally likely.
     """
@@ -96,7 +96,7 @@ def enumerate_groups(answer_logs_QA: Tensor, size: int) -> WeightedRows:
 def draw_groups(
     answer_logs_QA: Tensor, size: int, *, groups: int, generator: torch.Generator
 ) -> WeightedRows:
-    """Return ``groups`` groups of sampled answers to prompts drawn at random."""
+    """Draw ``groups`` prompts at random, and sample a group of ``size`` answers to each."""
     prompt_B = torch.randint(len(answer_logs_QA), (groups,), generator=generator)
     prompt_B = prompt_B.repeat_interleave(size)
     answer_B1 = torch.multinomial(answer_logs_QA.exp()[prompt_B], 1, generator=generator)

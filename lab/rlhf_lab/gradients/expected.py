@@ -1,9 +1,9 @@
-"""The expected gradient of PPO's loss and the exact gradient of its objective, on a tiny task.
+"""Compute the expected gradient of PPO's loss and the exact gradient of its objective.
 
-Nothing of the loss is written again here: ``TargetMaker`` turns scores into advantages, hooks of
+No part of the loss is written again here: ``TargetMaker`` turns scores into advantages, hooks of
 options change it, and ``Objective`` computes the loss, as in ``PPOTrainer``. An expectation is the
-gradient of one batch in which all answers stand with their probabilities as weights; statistics
-over a batch, such as the deviation that whitening divides by, then are those of a large batch.
+gradient of one batch that has all answers of a tiny task, weighted by their probabilities; so
+statistics over the batch, such as the deviation for whitening, are those of a large batch.
 
 Shapes: as in ``enumerated``; the T of a batch is the T of the answer table.
 """
@@ -51,8 +51,8 @@ from rlhf_lab.gradients.enumerated import (
 PROMPTS = 3
 MOST_ROWS = 4000  # most answers in all groups of a prompt; only the smallest task may have more
 LARGEST_GROUP = 64
-TASKS = ((2, 3), (2, 2), (1, 2))  # letters and tokens of ever smaller tasks, for larger groups
-DISTANCE = 0.5  # of policy from reference logits, as a share of the logits' standard deviation
+TASKS = ((2, 3), (2, 2), (1, 2))  # letters and tokens of tasks; larger groups get smaller tasks
+DISTANCE = 0.5  # from reference to policy logits, in standard deviations of the logits
 
 
 class TinyTask(NamedTuple):
@@ -74,7 +74,7 @@ class TinyTask(NamedTuple):
         if group > LARGEST_GROUP:
             raise ConfigError(
                 f"ppo.responses_per_prompt={group}: for this command, must be at most "
-                f"{LARGEST_GROUP}: all groups are listed, and larger ones have less bias"
+                f"{LARGEST_GROUP}, since all groups are listed; larger groups have less bias"
             )
         for letters, max_tokens in TASKS:
             answers = enumerate_answers(letters, max_tokens)
@@ -100,7 +100,7 @@ class TinyTask(NamedTuple):
         return torch.autograd.grad(values_QA.sum() / len(values_QA), at_QPV)[0]
 
     def move(self, start_QPV: Tensor, direction_QPV: Tensor, nats: float) -> Tensor:
-        """Return the logits in a direction whose mean KL(start || logits) per token is ``nats``.
+        """Move logits in a direction until the mean KL(start || logits) per token is ``nats``.
 
         The step along the direction is found by bisection; its norm is at most 100.
         """
@@ -129,7 +129,7 @@ class Policies(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientEstimator:
-    """The targets and loss of a configuration, and the user's code that replaces a part."""
+    """The targets and loss of a configuration, with the user's surrogate and hook, if any."""
 
     config: RunConfig
     surrogate: Surrogate | None = None
@@ -141,18 +141,18 @@ class GradientEstimator:
 
     @property
     def group(self) -> int:
-        """Return how many responses the estimator compares; 1: none."""
+        """Return how many responses to a prompt the estimator compares; 1 if it compares none."""
         ppo = self.config.ppo
         return ppo.responses_per_prompt if ppo.advantage_estimator in COMPARING else 1
 
     @cached_property
     def hooks(self) -> Sequence[PpoHook]:
         """Return the hooks of options, and the user's hook."""
-        own = [] if self.hook is None else [self.hook(self.config)]
-        return [*build_hooks(self.config), *own]
+        user_hooks = [] if self.hook is None else [self.hook(self.config)]
+        return [*build_hooks(self.config), *user_hooks]
 
     def make_targets(self, rollout: Rollout, weights_B: Tensor) -> Targets:
-        """Return rewards and advantages; statistics over the batch count each row by its weight."""
+        """Return rewards and advantages; statistics over the batch weight row i by weights_B[i]."""
         maker = TargetMaker(self.config.ppo, Ranks(), {}, self.hooks)
 
         def weighted_moments(x: Tensor, keep: Tensor) -> Moments:
@@ -166,7 +166,7 @@ class GradientEstimator:
 
 
 class TinyStep:
-    """A step of PPO on a task: the rollout of one policy, and the gradient at another."""
+    """A step of PPO on a task: a rollout of one policy, and gradients at another policy."""
 
     def __init__(self, method: GradientEstimator, task: TinyTask, policies: Policies) -> None:
         self.method, self.task, self.policies = method, task, policies
@@ -222,9 +222,9 @@ class TinyStep:
         mean = Aggregation.build_for_mini_batch(
             config.ppo, keep_BT * weights_B1, Ranks(), max_tokens=keep_BT.shape[1]
         )
-        weighed = mean._replace(total=lambda x_BT, keep: mean.total(x_BT * weights_B1, keep))
+        weighted_mean = mean._replace(total=lambda x_BT, keep: mean.total(x_BT * weights_B1, keep))
         ppo = config.ppo
-        objective = Objective(ppo, surrogate, ppo.kl_ctl, ppo.entropy_coef, weighed, False)
+        objective = Objective(ppo, surrogate, ppo.kl_ctl, ppo.entropy_coef, weighted_mean, False)
         loss, _ = objective.actor_loss(self._run_policy(at_QPV, rows, keep_BT), batch)
         return -torch.autograd.grad(loss, at_QPV)[0]
 
@@ -242,24 +242,24 @@ class TinyStep:
         """Return the rows as a scored rollout, with the values of the exact critic."""
         answers, config, (prompt_B, answer_B, _) = self.task.answers, self.method.config, rows
         size = len(prompt_B)
-        keep_BT, place = answers.keep_AT[answer_B], (prompt_B, answer_B)
+        keep_BT, index = answers.keep_AT[answer_B], (prompt_B, answer_B)
         ids_B1 = torch.zeros((size, 1), dtype=torch.long)
         prompts = PromptBatch(ids_B1, ids_B1 == 0, torch.zeros(keep_BT.shape), [""] * size, step=1)
         responses = Responses(
             answers.tokens_AT[answer_B],
             keep_BT,
             answers.ended_A[answer_B],
-            self.sampled_QAT[place],
+            self.sampled_QAT[index],
         )
         reuses = LogprobReuse(config.rollout, config.ppo, self.method.hooks).can_reuse(responses)
         prefix_BT = answers.prefix_AT[answer_B]
         return Rollout(
             prompts,
             responses,
-            (self.sampled_QAT if reuses else self.start_QAT)[place],
-            self.reference_QAT[place],
+            (self.sampled_QAT if reuses else self.start_QAT)[index],
+            self.reference_QAT[index],
             self.values_QP[prompt_B[:, None], prefix_BT].masked_fill(~keep_BT, 0.0),
-            self.task.scores_QA[place],
+            self.task.scores_QA[index],
             last_values_B=torch.zeros(size, dtype=torch.float64),
             reuses_logprobs=reuses,
         )
@@ -271,7 +271,7 @@ class TinyStep:
         rewards_BT = targets.scaled_rewards_BT
         returns_BT = reinforce_pp_advantages(rewards_BT, keep_BT, gamma=gamma).advantages_BT
         prompt_BT, weights_BT = (x[:, None].expand_as(keep_BT) for x in (prompt_B, weights_B))
-        place = (prompt_BT[keep_BT], answers.prefix_AT[answer_B][keep_BT])
+        index = (prompt_BT[keep_BT], answers.prefix_AT[answer_B][keep_BT])
         empty_QP, weighted_BT = torch.zeros_like(self.values_QP), weights_BT * returns_BT
-        sums_QP = empty_QP.index_put(place, weighted_BT[keep_BT], accumulate=True)
-        return sums_QP / empty_QP.index_put(place, weights_BT[keep_BT], accumulate=True)
+        sums_QP = empty_QP.index_put(index, weighted_BT[keep_BT], accumulate=True)
+        return sums_QP / empty_QP.index_put(index, weights_BT[keep_BT], accumulate=True)

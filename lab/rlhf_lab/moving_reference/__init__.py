@@ -2,10 +2,10 @@
 
 https://arxiv.org/abs/2404.09656, as TRL's sync_ref_model. Every few steps the reference becomes a
 mixture of its weights and the policy's. It needs no memory and hardly any time; checkpoints store
-the reference too. In half precision the mixture is rounded, so a weight whose distance is below
-1 / (2 share) units in the last place stays: use a share above 0.5. Use it if the start holds
-the policy back although more reward is worth it. Do not use it to hold the policy near the start:
-KL and its alarms then refer to the moved reference.
+the reference too. In half precision the mixture is rounded, so a weight whose distance to the
+policy is below 1 / (2 share) units in the last place stays: use a share above 0.5. Use it if the KL
+penalty to the initial policy limits the reward too much. Do not use it to hold the policy near the
+initial policy: KL and its alarms refer to the moved reference.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MovingReference(Method):
     off = {"ppo.reference_every": 0}
 
     def check(self, config: RunConfig) -> None:
-        """Check that the reference has an effect, and its own weights, whole on every rank."""
+        """Check that the reference has an effect, and its own weights, unsharded on every rank."""
         ppo, zero, lora = config.ppo, config.zero, config.lora
         every, teacher = MovingReferenceKeys.of(config).reference_every, DistillationKeys.of(config)
         if every == 0 or Phase.ppo not in config.phase.order:
@@ -72,7 +72,7 @@ class MovingReference(Method):
         refuse_broken_rule(broken, f"ppo.reference_every={every} with ")
 
     def hook(self) -> type[MovingReferenceHook]:
-        """Return the class that moves the reference."""
+        """Return the class of the hook that moves the reference."""
         from rlhf_lab.moving_reference.hooks import MovingReferenceHook
 
         return MovingReferenceHook

@@ -23,8 +23,8 @@ from rlhf_lab.moving_reference import MovingReferenceKeys
 def mix_weights(reference: nn.Module, policy: nn.Module, *, share: float) -> None:
     """Set each weight of ``reference`` to share * policy + (1 - share) * reference.
 
-    https://arxiv.org/abs/2404.09656. Both have the same parameters, whole on every rank. The mean
-    is computed in fp32 and rounded once; with a share of 1 the weights are equal bit for bit.
+    https://arxiv.org/abs/2404.09656. Both have the same parameters, unsharded. The mixture is
+    computed in fp32 and rounded once; with a share of 1 the weights are equal bit for bit.
     """
     policy_weights = dict(policy.named_parameters())
     for name, parameter in reference.named_parameters():
@@ -34,15 +34,15 @@ def mix_weights(reference: nn.Module, policy: nn.Module, *, share: float) -> Non
 
 
 class StoredWeights:
-    """The weights of a frozen model as a part of checkpoints; every rank has them whole."""
+    """The weights of a frozen model as a part of checkpoints; every rank has all weights."""
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
-        named = dict(module.named_parameters())
-        masters = Masters([*named.values()], lambda: None)
-        self.training_state = TrainingState(whole_pieces(named), masters, [], None, ranks)
+        weights = dict(module.named_parameters())
+        masters = Masters([*weights.values()], lambda: None)
+        self.training_state = TrainingState(whole_pieces(weights), masters, [], None, ranks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {}: the state consists of tensors only."""
+        """Return {}, since the state consists only of tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class MovingReferenceHook(PpoHook):
     """A hook that moves the reference every ``ppo.reference_every`` steps."""
 
     def finish_step(self, trainer: PPOTrainer) -> None:
-        """Move the reference if it is due; the next step's rollout is scored by it."""
+        """Move the reference if this is due; it then scores the rollout of the next step."""
         keys = MovingReferenceKeys.of(self.config)
         if trainer.steps_done % keys.reference_every == 0:
             policy, reference = trainer.engine.actor.module, _reference_module(trainer)

@@ -1,6 +1,6 @@
 """DAPO's dynamic sampling: replace prompts whose responses all have the same score.
 
-https://arxiv.org/abs/2503.14476. Each round samples responses to a new prompt for each of them.
+https://arxiv.org/abs/2503.14476. Each round replaces all such prompts and samples new responses.
 Use it with an estimator that compares the responses to a prompt, if many prompts teach nothing.
 """
 
@@ -59,7 +59,7 @@ class Resampling(Method):
             refuse_broken_rule(broken)
 
     def hook(self) -> type[ResamplingHook]:
-        """Return the class that replaces prompts before a step learns from them."""
+        """Return the class of the hook that replaces prompts before a step learns from them."""
         from rlhf_lab.resampling.hooks import ResamplingHook
 
         return ResamplingHook

@@ -1,7 +1,7 @@
-"""DAPO's dynamic sampling, https://arxiv.org/abs/2503.14476.
+"""Replace prompts by DAPO's dynamic sampling, https://arxiv.org/abs/2503.14476.
 
-An estimator that compares the responses to one prompt learns nothing if all have the same score, so
-such a prompt is replaced by another one, until the scores differ or the rounds are used up.
+An estimator that compares the responses to one prompt learns nothing if all have the same score. So
+such a prompt is replaced by other prompts until scores differ, or the rounds are used up.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class ResamplingHook(PpoHook):
         rollout = _set_replaced_share(rollout, 0.0)
         for number in range(1, rounds + 1):
             scores_B = trainer.target_maker.clipped_scores(rollout)
-            is_equal = equal_scores_mask(scores_B.view(-1, size)).tolist()
-            equal = [group for group, holds in enumerate(is_equal) if holds]
+            has_equal_scores = equal_scores_mask(scores_B.view(-1, size)).tolist()
+            equal = [group for group, is_equal in enumerate(has_equal_scores) if is_equal]
             # Every rank samples for as many prompts as the rank that needs most, since all must
             # take part in the passes of sharded models. A rank drops its surplus responses.
             most = int(ranks.max(torch.tensor(len(equal), device=ranks.device)))
             if most == 0:
                 break
-            others = [group for group, holds in enumerate(is_equal) if not holds]
+            others = [group for group, is_equal in enumerate(has_equal_scores) if not is_equal]
             groups = (equal + others)[:most]
-            rows = [group * size + place for group in groups for place in range(size)]
+            rows = [group * size + index for group in groups for index in range(size)]
             prompts = take_rows(self._loader.own_prompts(trainer.steps_done, attempt=number), rows)
             fresh = _set_replaced_share(trainer.generate_experience(prompts), 1.0)
-            source = list(range(len(rollout.scores_B)))
-            for place, row in enumerate(rows[: len(equal) * size]):
-                source[row] = len(source) + place
+            source_rows = list(range(len(rollout.scores_B)))
+            for index, row in enumerate(rows[: len(equal) * size]):
+                source_rows[row] = len(source_rows) + index
             seconds = _sum_seconds_by_part(rollout, fresh)
-            rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source)
+            rollout = take_rows(join_rows([rollout, fresh], pad_id=pad_id), source_rows)
             rollout = rollout._replace(seconds=seconds)
         return rollout, {}
 

@@ -1,8 +1,8 @@
 """Step rewards: score each step of a response, and reward the token at which the step ends.
 
-As with process supervision, https://arxiv.org/abs/2211.14275, https://arxiv.org/abs/2305.20050. The
-function of the reward is called for each step instead of each response. Use it if a step can be
-judged by itself, and responses are long. Do not use it if only the end can be judged.
+This is process supervision, https://arxiv.org/abs/2211.14275, https://arxiv.org/abs/2305.20050: the
+reward's function is called for each step instead of each response. Use it if a step can be judged
+by itself, and responses are long. Do not use it if only the end of a response can be judged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
     from rlhf_lab.step_rewards.step_scores import StepScorer
 
-OWN = ("function*", "run_code", "pattern*", "columns")
+KEYS = ("function*", "run_code", "pattern*", "columns")
 
 
 class StepRewards(Method):
     """Score each step of a response, and reward the token at which the step ends."""
 
     name = "step_rewards"
-    reward_kinds = {"steps": ("kind", "weight", "timeout_seconds", "fallback", *OWN)}
+    reward_kinds = {"steps": ("kind", "weight", "timeout_seconds", "fallback", *KEYS)}
 
     def check(self, config: RunConfig) -> None:
-        """Check that advantages belong to tokens, and that no key needs one score per response."""
+        """Check that advantages are per token, and that no key needs one score per response."""
         ppo = config.ppo
         if not self.is_on(config) or Phase.ppo not in config.phase.order:
             return

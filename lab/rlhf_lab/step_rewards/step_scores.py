@@ -32,14 +32,14 @@ def _build_score_function(part: RewardTerm) -> ScoreFunction:
 
     def score_steps(answers: Answers) -> PartScores:
         ends = [find_step_ends(text, pattern) for text in answers.responses]
-        found, count = score(_cut_into_steps(answers, ends)), sum(map(len, ends))
-        if len(found) != count:
-            raise RewardError(f"it returned {len(found)} scores for {count} steps")
-        # A sum with a NaN is NaN, so that a response without a score for each step has none.
-        rest = iter([each if abs(each) <= LARGEST_SCORE else math.nan for each in found])
-        steps = [[(end, next(rest)) for end in each] for each in ends]
-        sums = [sum(score for _, score in each) for each in steps]
-        return PartScores(sums, {COUNT: [float(len(each)) for each in ends]}, steps=steps)
+        scores, count = score(_cut_into_steps(answers, ends)), sum(map(len, ends))
+        if len(scores) != count:
+            raise RewardError(f"it returned {len(scores)} scores for {count} steps")
+        # A sum with a NaN is NaN, so a response has a score only if all its steps have scores.
+        following = iter([x if abs(x) <= LARGEST_SCORE else math.nan for x in scores])
+        steps = [[(end, next(following)) for end in step_ends] for step_ends in ends]
+        sums = [sum(score for _, score in scored_steps) for scored_steps in steps]
+        return PartScores(sums, {COUNT: [float(len(step_ends)) for step_ends in ends]}, steps=steps)
 
     return score_steps
 
@@ -50,16 +50,16 @@ def find_step_ends(text: str, pattern: re.Pattern[str]) -> list[int]:
     A step ends where ``pattern`` ends, and the last step at the end of the text. Every text has a
     step, and only the step of an empty text is empty.
     """
-    found = {match.end() for match in pattern.finditer(text)} - {0}
-    return sorted(found | {len(text)})
+    ends = {match.end() for match in pattern.finditer(text)} - {0}
+    return sorted(ends | {len(text)})
 
 
 def _cut_into_steps(answers: Answers, ends: list[list[int]]) -> Answers:
     """Return the steps as responses; a step's prompt is the prompt and all earlier steps."""
     rows, prompts, steps = [], [], []
-    for row, places in enumerate(ends):
+    for row, step_ends in enumerate(ends):
         text = answers.responses[row]
-        for start, end in zip([0, *places], places, strict=False):
+        for start, end in zip([0, *step_ends], step_ends, strict=False):
             rows.append(row)
             prompts.append(answers.prompts[row] + text[:start])
             steps.append(text[start:end])

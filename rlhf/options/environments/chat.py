@@ -58,7 +58,7 @@ def play_episode(
             total += reply.step.reward
             observation = reply.observation
             write(f"\n{observation.role}: {observation.text}\n")
-            end_ids = [] if answer.why == "ended" else [encoder.end_id]
+            end_ids = [] if answer.ending == "ended" else [encoder.end_id]
             ids = [
                 *ids,
                 *answer.ids,
