@@ -16,6 +16,7 @@ from rlhf.base.decoder_modules import CACHE_NAMES, end_token_ids
 from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.types import keep_parameter
+from rlhf.config.choices import Device
 from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.kernels.cpu.cpu_layers import (
@@ -56,10 +57,11 @@ LAYERDROP = "layerdrop"  # OPT's probability to skip a whole layer; always set t
 def find_model_extensions(config: RunConfig, role: Role, *, seed: int) -> list[Extension]:
     """Return the functions with which options extend the model of ``role`` after its build."""
     extensions: list[Extension] = []
-    if config.fused_layers is not FusedLayers.none:
+    may_fuse = config.fused_layers is FusedLayers.auto and config.hardware.device is Device.cuda
+    if may_fuse or config.fused_layers is FusedLayers.liger:
         from rlhf.options.fused_layers.liger_layers import select_fusing
 
-        extensions += select_fusing(config)
+        extensions += select_fusing(config, role)
     if config.lora.rank > 0:
         from rlhf.options.lora.models import extend_with_adapters
 

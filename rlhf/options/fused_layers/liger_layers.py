@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.errors import CapabilityError
-from rlhf.config.choices import Device
+from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.options.fused_layers.keys import FusedLayers
@@ -24,16 +24,13 @@ BOUND = 0.05  # largest error of a layer's 16-bit gradients, as a share of the l
 
 
 def select_fusing(
-    config: RunConfig,
+    config: RunConfig, role: Role
 ) -> list[Callable[[PreTrainedModel, tuple[str, ...]], None]]:
-    """Return the function that replaces the layers of a built model, or no function."""
+    """Return the function that replaces the layers of a built model of ``role``, or no function."""
     if config.fused_layers is FusedLayers.liger:
         return [fuse_layers]
-    is_free = config.rollout.backend != "hybrid_engine" and not (
-        config.model.compile or config.reward_model.compile
-    )
-    on_gpu = config.hardware.device is Device.cuda
-    return [fuse_fitting_layers] if on_gpu and is_free and find_spec("liger_kernel") else []
+    is_replaced = role is Role.actor and config.rollout.backend == "hybrid_engine"
+    return [] if is_replaced or find_spec("liger_kernel") is None else [fuse_fitting_layers]
 
 
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:
@@ -54,7 +51,12 @@ def fuse_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
 
 
 def fuse_fitting_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
-    """Replace the layers of ``model`` if Liger fits it, and computes a layer as torch does."""
+    """Replace the layers of ``model`` if Liger fits it, and computes a layer as torch does.
+
+    Layers that torch.compile replaces stay as they are.
+    """
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        return
     try:
         require_fitting_layers(model.config.to_dict())
     except CapabilityError:

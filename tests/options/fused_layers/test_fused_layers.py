@@ -9,7 +9,7 @@ from rlhf.base.errors import CapabilityError
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import to_run_config
 from rlhf.config.roles import Role
-from rlhf.models.build import find_model_extensions
+from rlhf.models.build import compile_layers, find_model_extensions
 from rlhf.options.fused_layers import liger_layers, rules
 from rlhf.phases.shared.policies import build_policy, build_reference
 from tests.conftest import Compose
@@ -52,7 +52,6 @@ def test_models_that_it_does_not_fit_are_refused(
         (["hardware=h100_80g"], True),
         (["hardware=cpu"], False),
         (["hardware=h100_80g", "fused_layers=none"], False),
-        (["hardware=h100_80g", "model.compile=true"], False),
         (["hardware=h100_80g", "rollout=hybrid_engine", "zero=stage1"], False),
     ],
 )
@@ -75,6 +74,10 @@ def test_what_does_not_fit_or_fails_stays_torchs(monkeypatch: pytest.MonkeyPatch
     assert [each.config.model_type for each in replaced] == ["llama"]
     monkeypatch.setattr(liger_layers, "use_if_equal", lambda *_, **__: None)
     liger_layers.fuse_fitting_layers(tiny_model("llama"), ())
+    monkeypatch.setattr(liger_layers, "use_if_equal", lambda *_, **__: True)
+    compiled = tiny_model("llama")
+    compile_layers(compiled, key="model")
+    liger_layers.fuse_fitting_layers(compiled, ())
     assert len(replaced) == 1
 
 
