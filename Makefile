@@ -1,4 +1,4 @@
-# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | clean | test-newest | test-lowest
+# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | gpu | clean | test-newest | test-lowest
 # Each sets its environment up first, if it is missing: run installs the package, the others also what tests need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest $(WORKERS)
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check lint style types every-test soak papers clean test-newest test-lowest
+.PHONY: run test check lint style types every-test soak papers gpu clean test-newest test-lowest
 
 run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
@@ -59,12 +59,15 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.crossings
 	$(BIN)/python -m tests.soak_verify
 	$(BIN)/python -m tests.exact_ahead
-	$(BIN)/python -m tests.pretend_cuda --machine 2xa100 -m rlhf.gpu_check "$$(mktemp -d)" --size tiny
 	$(BIN)/python -m tests.soak_gpu
 
 # Results of papers, measured again: make papers [QUICK=1] [ONLY="kl_gradients best_of_n"]
 papers: $(STAMP)
 	cd benchmarks && ../$(BIN)/python -m papers $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
+
+# All that a GPU can answer, in calls of nine minutes: make gpu [ARGS="--model FOLDER --data FILE"]
+gpu: $(STAMP)
+	$(BIN)/python benchmarks/on_gpu.py runs/on_gpu $(ARGS)
 
 # Back to a fresh clone, except for runs/.
 clean:

@@ -622,6 +622,7 @@ void copy_boxed(const c10::OperatorHandle& operation, c10::DispatchKeySet, Stack
     if (!to_device && target.numel()) target.zero_();
     return push(stack, 3, {target});
   }
+  if (to_device) deliver();  // the device makes its copies one after the other
   push(stack, 3, on_stand_ins(operation, given, DeviceType::CPU, current()));
   if (!(pinned_memory && is_async)) return deliver();
   if (to_device) return;

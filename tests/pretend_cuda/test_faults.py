@@ -203,3 +203,16 @@ def test_events_are_counted_with_their_line(gpu: Gpu) -> None:
         torch.ones(3).pin_memory().to("cuda", non_blocking=True)
     assert [counts.events[each] for each in (Event.to_device, Event.to_host)] == [1, 1]
     assert counts.events[Event.to_device_pinned] == 1
+
+
+def test_a_copy_to_pinned_memory_arrives_when_the_host_waits(gpu: Gpu) -> None:
+    ours = torch.zeros(2).pin_memory()
+    ours.copy_(torch.ones(2, device="cuda"), non_blocking=True)
+    assert ours.isnan().all(), "not yet"
+    there = ours.to("cuda", non_blocking=True)  # the device has made the first copy by then
+    assert there.tolist() == [1.0, 1.0]
+    ours.copy_(torch.full((2,), 3.0, device="cuda"), non_blocking=True)
+    mark = torch.cuda.Event()
+    mark.record()
+    mark.synchronize()
+    assert ours.tolist() == [3.0, 3.0]
