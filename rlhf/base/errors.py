@@ -37,7 +37,7 @@ class CapabilityError(RlhfError):
 
 
 class RewardError(RlhfError):
-    """A part of the score (``rewards.NAME``) that failed to score responses."""
+    """A reward model, or a part of the score (``rewards.NAME``), that cannot score responses."""
 
 
 class RolloutError(RlhfError):

@@ -154,7 +154,7 @@ def import_user_object(key: str, target: str) -> tuple[Any, str | None]:
 
 
 def find_code_file(target: str) -> Path:
-    """Return the file of MODULE:NAME without importing it; a missing path if there is no file."""
+    """Return the path of MODULE.py for MODULE:NAME, without an import; the file may be missing."""
     parts = target.partition(":")[0].split(".")
     paths = [Path(folder, *parts[:-1], f"{parts[-1]}.py") for folder in ("", *sys.path)]
     return next((path for path in paths if path.is_file()), paths[0])

@@ -20,7 +20,7 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_parts import (
     CHOSEN_TWICE,
-    FLAGS_EXCLUDE,
+    FLAGS_CONFLICT,
     MALFORMED,
     NO_SUCH_KEY,
     NO_TEXT,
@@ -276,7 +276,7 @@ def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
     """Return our own error for a ValueError with this text; None if Hydra did not raise it."""
     if text.startswith(NO_TEXT):
         return ConfigError(_explain_non_text_option(overrides))
-    if text.startswith(FLAGS_EXCLUDE):
+    if text.startswith(FLAGS_CONFLICT):
         return ConfigError(
             "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
             "give one of them, such as --cfg job without -m for the configuration of one run"

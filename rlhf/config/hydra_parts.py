@@ -34,7 +34,7 @@ __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
 
 # Beginnings of messages, by which rlhf/config/hydra_errors.py recognises errors of Hydra.
 NO_TEXT = "Config group override"
-FLAGS_EXCLUDE = "Only one of --run, --multirun"
+FLAGS_CONFLICT = "Only one of --run, --multirun"
 RESOLVE_ALONE = "The --resolve flag"
 MALFORMED = "Error parsing override '"
 NO_SUCH_KEY = "Could not override '"

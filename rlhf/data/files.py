@@ -117,7 +117,7 @@ def _parse_json(file: Path) -> Iterator[Numbered]:
 
 
 def _build_json_error(error: Exception, place: str, *, names_line: bool = False) -> DataError:
-    """Return the DataError for invalid JSON, a repeated key or a number of over 4,300 digits."""
+    """Return the DataError for invalid or too deep JSON, a repeated key or a too long number."""
     if isinstance(error, RecursionError):
         return DataError(f"{place}: {TOO_DEEP}")
     reason = str(error).partition("; use sys.")[0]

@@ -128,8 +128,8 @@ def _propose_comparison(rivals: Sequence[str], columns: Mapping[str, Values]) ->
         texts = (f"pick({first}, {name}, {other})" for name, other in zip(names, rest, strict=True))
         return dict(zip(("chosen", "rejected"), texts, strict=True))
     sides = [split_side(name)[1] for name in rivals]
-    graded = find_families(name for name, values in columns.items() if values.may_grade)
-    families = [[n for n in each if split_side(n)[1] in sides] for each in graded]
+    grading = find_families(name for name, values in columns.items() if values.may_grade)
+    families = [[n for n in each if split_side(n)[1] in sides] for each in grading]
     families = [each for each in families if len(each) == len(rivals)]
     if choices or len(families) != 1:
         return {"chosen": CHOOSE, "rejected": CHOOSE}

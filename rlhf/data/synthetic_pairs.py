@@ -173,7 +173,7 @@ def generate_records(count: int, *, seed: int) -> list[Record]:
 
 
 def add_right_answers(records: Sequence[Record], columns: Collection[str]) -> list[Record]:
-    """Return the records; unless ``columns`` is empty, column ``answer`` has the right answer."""
+    """Return the records; add the right answer as column ``answer`` if ``columns`` is not empty."""
     if not columns:
         return list(records)
     return [

@@ -94,10 +94,10 @@ class Values(NamedTuple):
         """Return True for marks (true or false, words such as good and bad) and short scales."""
         if numbers := self.numbers:
             is_id = len(numbers) == self.total and all(map(float.is_integer, numbers))
-            is_counted = is_id or self.is_length or not (self.varies or numbers[0] < 0)
+            is_no_grade = is_id or self.is_length or not (self.varies or numbers[0] < 0)
             is_percent = min(numbers) >= 0 and not any(number % STEP for number in numbers)
             is_scale = -SCALE <= min(numbers) <= max(numbers) <= (PERCENT if is_percent else SCALE)
-            return is_scale and not is_counted and are_middle(self.words)
+            return is_scale and not is_no_grade and are_middle(self.words)
         meant = {judge_words(word) for word in self.words}
         is_known = meant > {0} and are_middle(self.words, "good", "bad")
         return self.varies and len(self.words) <= FEW and ({1, -1} <= meant or is_known)

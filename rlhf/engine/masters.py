@@ -19,8 +19,8 @@ CHUNK = 2**24  # elements copied from the host to the GPU, or back, at once
 def round_to_bf16(weights: Tensor, out: Tensor) -> Tensor:
     """Write ``weights`` to ``out``, rounded to bf16 as ``Split`` does, and return ``out``.
 
-    With this rounding, a frozen copy of a model has the same bf16 weights as a trained copy. The
-    device of ``out`` holds only one chunk of the fp32 weights at a time.
+    A frozen copy of a model then has the same bf16 weights as a trained copy before its first step.
+    The device of ``out`` holds only one chunk of the fp32 weights at a time.
     """
     parts = (torch.split(each, CHUNK) for each in (out.view(-1), weights.detach().reshape(-1)))
     for part, source in zip(*parts, strict=True):
@@ -40,8 +40,7 @@ class Masters(NamedTuple):
 def find_deepspeed_masters(engine: Any, *, stage: int) -> Masters:
     """Return this rank's fp32 master weights in a DeepSpeed engine that trains.
 
-    At ZeRO stage 0 the model's parameters are the master weights; from stage 1 on a rank has flat
-    shards.
+    At ZeRO stage 0 they are the trained parameters; at stages 1 to 3, this rank's flat shards.
     """
     optimizer = engine.optimizer
     if stage == 0:

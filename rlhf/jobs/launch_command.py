@@ -1,6 +1,6 @@
 """Set up the process of launch.py; read its command line; read each of its jobs.
 
-``--help`` prints conf/help.txt, ``--help WORD`` keys, options of groups, or metrics.
+``--help`` prints conf/help.txt; ``--help WORD`` explains keys, options and metrics that match WORD.
 """
 
 from __future__ import annotations

@@ -283,9 +283,9 @@ def _read_result(phases: Mapping[str, Any], name: str) -> float:
     try:
         return float(restore_nan(phases[phase])[measure])
     except (KeyError, TypeError) as error:
-        numbers = sorted(n for n, v in phases.get(phase, {}).items() if isinstance(v, int | float))
-        known = ", ".join(numbers) or f"the phases {', '.join(phases)}"
-        raise ConfigError(f"study: runs have no result {name}; they have {known}") from error
+        known = sorted(n for n, v in phases.get(phase, {}).items() if isinstance(v, int | float))
+        listed = ", ".join(known) or f"the phases {', '.join(phases)}"
+        raise ConfigError(f"study: runs have no result {name}; they have {listed}") from error
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

@@ -201,7 +201,8 @@ def _parse_dimension(override: Override) -> Dimension:
         case IntervalSweep(start=start, end=end) if start is not None and end is not None:
             is_log = "log" in value.tags
             if not (0 if is_log else float("-inf")) < start < end:
-                raise ConfigError(f"{override.input_line}: give interval(LOW, HIGH), LOW < HIGH")
+                rule = "0 < LOW < HIGH" if is_log else "LOW < HIGH"
+                raise ConfigError(f"{override.input_line}: give interval(LOW, HIGH), {rule}")
             return Dimension(key, start, end, is_integer=isinstance(start, int), is_log=is_log)
         case ChoiceSweep() | RangeSweep():
             return Dimension(key, choices=tuple(values_of(override)))

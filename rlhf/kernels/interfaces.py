@@ -70,4 +70,4 @@ class SoftmaxKernel(Protocol):
         """Overwrite contiguous scores (..., S) with their softmax over S, and return them."""
 
     def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-        """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
+        """Turn ``slopes``, the shares' gradient, into ``scale`` * the softmax inputs' gradient."""

@@ -38,7 +38,7 @@ NEXT_TURN = re.compile(r"\n\s*(?:#+ *)?(?:Human|User|Instruction|USER|<\|im_star
 
 
 def find_odd_responses(records: Sequence[Record]) -> Iterator[DataFinding]:
-    """Yield findings about odd texts and turns, and about odd responses that are not marked bad."""
+    """Yield findings on odd texts, turns and scripts, repeats, and odd responses not marked bad."""
     for kind, (pattern, text) in TEXT_FAULTS.items():
         is_faulty = re.compile(pattern).search
         faulty = [r for r in records if any(is_faulty(part) for part in r.all_texts if part)]

@@ -119,7 +119,7 @@ def config_fields(
 
     Random weights use ``architecture``. Pretrained weights use config.json in their folder or, for
     a hub id, the published fields in ``architecture`` or config.json in the hub cache. For an
-    adapter, the base model's fields are returned, unless the model is itself a base (``is_base``).
+    adapter, return the fields of its base model; with ``is_base``, follow no further base.
     """
     if model.init is ModelInit.random:
         return dict(model.architecture)

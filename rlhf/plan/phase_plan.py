@@ -78,7 +78,7 @@ class PhasePlan:
         return step * self.steps + waiting + sum(self.other_seconds.values())
 
     def moments_with(self, parts: Parts) -> dict[str, Parts]:
-        """Return the moments with ``parts`` added to each, except to the building of models."""
+        """Return the bytes at each moment, with ``parts`` added except while models are built."""
         return {
             name: each if name == BUILDING else each + parts for name, each in self.moments.items()
         }

@@ -298,8 +298,8 @@ def _headline(
     rivals = [n for n, setting in done if setting is not comparison.baseline]
     verdicts = [comparison.verdict(n, goal) for n in rivals]
     objectives = {setting.estimates()["objective"].mean for _, setting in done}
-    equal = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
-    if reason := DOUBTS[""] if "" in verdicts else equal:
+    tie_reason = "all objectives are equal" if len(done) > len(objectives) == 1 else ""
+    if reason := DOUBTS[""] if "" in verdicts else tie_reason:
         text = f"{reason}: none of {len(done)} settings is best"
         return Headline(text, is_doubtful=True, has_best=False)
     number, best = done[0]

@@ -261,7 +261,7 @@ def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Set
 
 
 def _describe_different_meanings(first: Setting, other: Setting, title: str) -> str | None:
-    """Return both meanings of a measure as text; None if it has one meaning in all compared runs.
+    """Return both meanings of a measure for the first pair of runs in which they differ, or None.
 
     Runs are compared in pairs with the same seed or, without such pairs, every run of ``first``
     with every run of ``other``.

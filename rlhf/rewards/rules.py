@@ -96,7 +96,7 @@ def build_json_rule(part: RewardTerm) -> ScoreFunction:
     """Return a rule that scores 1 if the response is JSON, and matches the schema if there is one.
 
     Raises:
-        CapabilityError: if the package jsonschema is missing.
+        CapabilityError: if there is a schema, but the package jsonschema is missing.
         ConfigError: if the schema's file is missing, or is not a JSON schema.
     """
     check = _load_json_validator(part.json_schema)

@@ -136,14 +136,14 @@ class IsolatedTracker:
         """Build the tracker; raise its error, or TimeoutError. ``seconds`` limits each call."""
         self._seconds, self._calls = seconds, SimpleQueue[tuple[Callable[[], Any], Future[Any]]]()
         Thread(target=self._run_calls, daemon=True).start()
-        self.tracker: Tracker = self._await(build, LONG_CALL)
+        self.tracker: Tracker = self._await(build, LONG_CALL * seconds)
 
     def call(self, function: Callable[[Tracker], object], *, is_end: bool = False) -> None:
         """Call ``function`` with the tracker; raise its error, or TimeoutError."""
-        self._await(partial(function, self.tracker), LONG_CALL if is_end else 1)
+        self._await(partial(function, self.tracker), self._seconds * (LONG_CALL if is_end else 1))
 
-    def _await(self, function: Callable[[], Any], times: int) -> Any:
-        future, seconds = Future[Any](), times * self._seconds
+    def _await(self, function: Callable[[], Any], seconds: float) -> Any:
+        future = Future[Any]()
         self._calls.put((function, future))
         if not wait([future], seconds).done:
             raise TimeoutError(f"tracking.timeout_seconds: no answer in {seconds:g} s")

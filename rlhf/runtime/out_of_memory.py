@@ -40,18 +40,18 @@ def explain_out_of_memory(config: RunConfig, phase: Phase, run_dir: Path) -> Ite
         if not is_out_of_memory(error):
             raise
         micro = batch_plans(config)[phase].micro
-        keys = _memory_saving_overrides(config, phase)
+        overrides = _memory_saving_overrides(config, phase)
         if micro > 1:
-            keys.insert(0, f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}")
+            overrides.insert(0, f"{phase}.micro_batch_size={smaller_micro_batch(config, phase)}")
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
         failed = (
             f"{phase}: out of memory with {phase}.micro_batch_size={micro}"
             f"{_describe_planned_memory(run_dir, phase)}: {first_line or type(error).__name__}. "
         )
         raise OutOfMemoryError(
-            f"{failed}python launch.py resume={run_dir} {' '.join(keys)} continues with less memory"
-            + ("; hardware.on_oom=reduce_micro_batch does so by itself" if micro > 1 else "")
-            if keys
+            f"{failed}python launch.py resume={run_dir} {' '.join(overrides)} continues with less "
+            f"memory{'; hardware.on_oom=reduce_micro_batch does so by itself' if micro > 1 else ''}"
+            if overrides
             else f"{failed}No key that resume may change needs less memory here: start a run with "
             "model.gradient_checkpointing=true, for the reward model and critic "
             "reward_model.gradient_checkpointing=true, lora=all, a smaller model or shorter texts"

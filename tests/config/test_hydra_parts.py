@@ -61,7 +61,7 @@ def test_the_installed_hydra_and_omegaconf_have_every_part() -> None:
 
 
 def test_hydra_still_says_what_its_errors_are_recognised_by() -> None:
-    texts = [hydra_parts.NO_TEXT, hydra_parts.FLAGS_EXCLUDE, hydra_parts.RESOLVE_ALONE]
+    texts = [hydra_parts.NO_TEXT, hydra_parts.FLAGS_CONFLICT, hydra_parts.RESOLVE_ALONE]
     texts += [hydra_parts.MALFORMED, hydra_parts.NO_SUCH_KEY, hydra_parts.CHOSEN_TWICE]
     texts += hydra_parts.SWEPT
     said = "".join(path.read_text() for path in Path(hydra.__file__).parent.rglob("*.py"))

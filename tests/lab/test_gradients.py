@@ -21,7 +21,7 @@ from rlhf.phases.ppo.targets import (
     make_token_rewards,
     replace_step,
 )
-from rlhf_lab.gradients.__main__ import build_method, main
+from rlhf_lab.gradients.__main__ import build_estimator, main
 from rlhf_lab.gradients.causes import (
     NO_LIMITS,
     Direction,
@@ -142,7 +142,7 @@ CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
 
 
 def method_of(compose: Compose, words: str, own: list[object]) -> GradientEstimator:
-    return build_method(to_run_config(compose(words.split())), own)
+    return build_estimator(to_run_config(compose(words.split())), own)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

@@ -144,9 +144,8 @@ def build_members(scorer: Scorer, config: EnsembleKeys, *, seeds: Sequence[int])
 def copy_weights_of_first_member(scorer: Scorer, member: nn.Module) -> None:
     """Overwrite the weights of ``member`` with the first member's weights of the same layers."""
     with torch.no_grad():
-        for name, weight in _collect_own_weights(
-            scorer, _count_layers_per_member([member])
-        ).items():
+        own = _collect_own_weights(scorer, _count_layers_per_member([member]))
+        for name, weight in own.items():
             member.get_parameter(name).copy_(weight)
 
 
@@ -200,13 +199,15 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
         if OFFSETS not in weights or weights[OFFSETS].dim() != 1:
             raise source.build_error(f"{MEMBERS_FILE} must have one row of {OFFSETS}")
     count = len(weights[OFFSETS]) if OFFSETS in weights else 1
-    wanted = combine.num_stored_models
-    if count != wanted:
-        raise CheckpointError(
-            f"{source.key}={source.path}: holds {count} reward models, and reward.members with "
-            f"reward.combine={combine.name} asks for {wanted}; set reward.members={count}, or "
-            "reward.combine=warm for an average of several, as in the run that trained them"
-        )
+    if count != combine.num_stored_models:
+        rule, fix = f"reward.members asks for {combine.members}", f"reward.members={count}"
+        if count == 1:
+            fix += f", or reward.combine=warm if it is the average of {combine.members}"
+        elif combine.name is CombineName.warm:
+            rule = "reward.combine=warm reads one"
+            fix += " and reward.combine=mean, worst or uncertainty"
+        found = f"holds {count} reward model{'s' * (count != 1)}"
+        raise CheckpointError(f"{source.key}={source.path}: {found}, and {rule}; set {fix}")
     if count == 1:
         return scorer
     numbers = [re.match(r"1\.branch\.blocks\.(\d{1,9})\.", name) for name in weights]
@@ -222,9 +223,8 @@ def load_ensemble(scorer: Scorer, source: ModelSource, combine: Combination) -> 
     with translate_errors(source.build_error):
         for number, member in enumerate(members, start=1):
             prefix = f"{number}."
-            member.load_state_dict(
-                {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-            )
+            own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+            member.load_state_dict(own)
     return Ensemble(scorer, members, weights[OFFSETS], combine)
 
 

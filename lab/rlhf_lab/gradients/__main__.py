@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_to_exit_code(lambda: _examine(options), as_json=options.json)
 
 
-def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
+def build_estimator(config: RunConfig, own: Sequence[object] = ()) -> GradientEstimator:
     """Return the gradient estimator of ``config``, with the user's hook and surrogate in ``own``.
 
     Raises:
@@ -86,15 +86,15 @@ def build_method(config: RunConfig, own: Sequence[object] = ()) -> GradientEstim
         "no expectation; use ppo.clip_cov_ratio=0 for this command": ratio > 0,
     }
     refuse_broken_rule(broken)
-    method = GradientEstimator(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
+    estimator = GradientEstimator(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
     for code in own:
         if inspect.isclass(code) and issubclass(code, PpoHook):
-            method = replace(method, hook=code)
+            estimator = replace(estimator, hook=code)
         elif callable(code) and not inspect.isclass(code):
-            method = replace(method, surrogate=code)
+            estimator = replace(estimator, surrogate=code)
         else:
             raise ConfigError(f"--own {code!r}: must be a subclass of PpoHook, or a surrogate")
-    return method
+    return estimator
 
 
 def sample(method: GradientEstimator, task: TinyTask, *, batches: int, seed: int) -> SampledMatch:
@@ -111,7 +111,7 @@ def _examine(options: argparse.Namespace) -> Result:
     quieten_libraries()
     with compose_job(options.words, LAUNCHER.with_name("conf")) as job:
         config = build_new_config(job)
-    method = build_method(config, [import_user_object("--own", name)[0] for name in options.own])
+    method = build_estimator(config, [import_user_object("--own", name)[0] for name in options.own])
     task, ppo = TinyTask.draw(options.seed, method.group), method.config.ppo
     finding = examine(method, task)
     sampled = sample(method, task, batches=options.batches, seed=options.seed)

@@ -152,7 +152,7 @@ class GradientEstimator:
         return [*build_hooks(self.config), *user_hooks]
 
     def make_targets(self, rollout: Rollout, weights_B: Tensor) -> Targets:
-        """Return rewards and advantages; statistics over the batch weight row i by weights_B[i]."""
+        """Return rewards and advantages; batch statistics give row i the weight weights_B[i]."""
         maker = TargetMaker(self.config.ppo, Ranks(), {}, self.hooks)
 
         def weighted_moments(x: Tensor, keep: Tensor) -> Moments:

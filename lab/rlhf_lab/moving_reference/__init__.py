@@ -46,7 +46,7 @@ class MovingReference(Method):
     off = {"ppo.reference_every": 0}
 
     def check(self, config: RunConfig) -> None:
-        """Check that the reference has an effect, and its own weights, unsharded on every rank."""
+        """Check that the reference has an effect, and can mix the actor's weights into its own."""
         ppo, zero, lora = config.ppo, config.zero, config.lora
         every, teacher = MovingReferenceKeys.of(config).reference_every, DistillationKeys.of(config)
         if every == 0 or Phase.ppo not in config.phase.order:

@@ -68,7 +68,7 @@ BOTH_LAMBDAS = Unread(
     lambda critic, actor: critic is not None and actor is not None,
     "use {key}=null",
 )
-FALLING_CRITIC = Unread(
+CRITIC_LR_FALLS = Unread(
     ("critic_lr_schedule", "lr_schedule"),
     lambda own, common: (own or common) is LrSchedule.constant,
     "use {key}=cosine",
@@ -194,7 +194,7 @@ class PpoKeys(AdamWConfig):
     """Peak learning rate of the critic."""
     critic_lr_schedule: LrSchedule | None = key(unread=[CRITIC, SEPARATE])
     """Learning-rate schedule of the critic; null: lr_schedule."""
-    critic_min_lr_ratio: float | None = key(FROM_0_TO_1, unread=[CRITIC, FALLING_CRITIC, SEPARATE])
+    critic_min_lr_ratio: float | None = key(FROM_0_TO_1, unread=[CRITIC, CRITIC_LR_FALLS, SEPARATE])
     """Final learning rate of the critic as a share of its peak; null: min_lr_ratio."""
     critic_warmup_steps: int | None = key(AT_LEAST_0, unread=[CRITIC, SEPARATE])
     """Warm-up of the critic in optimizer steps; null: warmup_steps."""

@@ -107,7 +107,7 @@ class CpuSoftmax:
         return scores
 
     def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
-        """Overwrite ``slopes`` with ``scale`` times the gradient of softmax's inputs."""
+        """Turn ``slopes``, the shares' gradient, into ``scale`` * the softmax inputs' gradient."""
         pointers = (ctypes.c_void_p(x.data_ptr()) for x in (slopes, shares))
         sizes = _count_rows_and_columns(slopes)
         self._library.softmax_slopes(*pointers, *sizes, ctypes.c_float(scale))

@@ -84,7 +84,7 @@ class SamplingProcesses:
         for index, process in enumerate(self._processes):
             place = SamplerPlace(str(context.run_dir), str(self._folder), index, count, threads)
             process.send(place._asdict(), _deadline_in_a_year())
-        self._messages = [_start_sending(process) for process in self._processes]
+        self._queues = [_start_sending(process) for process in self._processes]
 
     def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Write the actor's weights, and send the prompts of each batch to all processes."""
@@ -99,8 +99,8 @@ class SamplingProcesses:
         for step in (int(batch.step or 0) for batch in batches):
             self._weights_of[step] = weights
             prompts = self._loader.prompts_of_all_ranks(step - 1)._asdict()
-            for messages in self._messages:
-                messages.put({"step": step, "weights": str(weights), **prompts})
+            for queue in self._queues:
+                queue.put({"step": step, "weights": str(weights), **prompts})
 
     def wait_for_responses(self, step: int) -> Responses:
         """Wait until all processes have written their responses; return this rank's responses."""
@@ -126,9 +126,9 @@ class SamplingProcesses:
 
     def close(self) -> None:
         """End the processes, and remove their files."""
-        for process, messages in zip(self._processes, self._messages, strict=True):
+        for process, queue in zip(self._processes, self._queues, strict=True):
             process.close()
-            messages.put(None)
+            queue.put(None)
         if self._ranks.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -139,15 +139,15 @@ def _start_sending(process: IsolatedProcess) -> SimpleQueue[Mapping[str, Any] | 
     A process that samples reads no message until it has finished a step, and the prompts of a step
     are more than a socket holds: sending from the main thread would wait for it.
     """
-    messages: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+    queue: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
 
     def send_all() -> None:
         with suppress(OSError):  # the process has ended; whoever waits for its answer raises
-            while (message := messages.get()) is not None:
+            while (message := queue.get()) is not None:
                 process.send(message, _deadline_in_a_year())
 
     Thread(target=send_all, daemon=True).start()
-    return messages
+    return queue
 
 
 def _deadline_in_a_year() -> float:

@@ -330,7 +330,7 @@ def fold_adapters(
 
     ``stack`` has the config and weights of new adapters, and ``chain`` the stored ones below, from
     the last to the first trained. A layer gets A = [A1; A2] and B = [s1 B1, s2 B2], with the
-    scalings s. Zeros fill ranks below the largest. Whole modules are those of the last adapter.
+    scalings s, zero-padded to the largest rank. The last trained version of a whole module is kept.
 
     Raises:
         ConfigError: if an adapter has other weights than A, B and whole modules.

@@ -39,7 +39,7 @@ from rlhf.phases.ppo.reward_mix import sum_weighted_scores
 
 
 class Targets(NamedTuple):
-    """Rewards, advantages and returns of a rollout; results of later steps are still 0."""
+    """Rewards, advantages and returns of a rollout; 0 until their step of ``STEPS`` has run."""
 
     kl_ctl: float
     compared: int  # number of responses to a prompt that the estimator compares; 1: none

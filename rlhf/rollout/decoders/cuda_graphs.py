@@ -188,9 +188,9 @@ class GraphedDecoder(KvCache):
         is_known = all(each.token < 0 or self._known.get(row) == each for row, each in rows.items())
         if not is_known:
             # Unused rows write to their first columns, which the next prompt overwrites.
-            state = [rows.get(row, Newest(0, 0, 0, 0)) for row in range(self._extent.rows)]
-            state_4R = torch.tensor(state).T.contiguous()
-            self._newest_4R.copy_(state_4R.pin_memory(), non_blocking=True)
+            newest = [rows.get(row, Newest(0, 0, 0, 0)) for row in range(self._extent.rows)]
+            newest_4R = torch.tensor(newest).T.contiguous()
+            self._newest_4R.copy_(newest_4R.pin_memory(), non_blocking=True)
         self._known = {}
         step = self._decode_step(shape) if replay is None else replay()
         self._buffers.reverse()
@@ -288,10 +288,10 @@ class GraphedDecoder(KvCache):
         A capture overwrites the newest tokens, and the unused column ``last`` of the KV cache.
         """
         if shape not in self._replays:
-            load = partial(self._capture_graph, shape, last)
+            capture = partial(self._capture_graph, shape, last)
             compare = partial(self._compare_replay, shape, last)
             self._replays[shape] = use_if_equal(
-                "CUDA graphs", "cuda", load, compare, bound=TOLERANCE
+                "CUDA graphs", "cuda", capture, compare, bound=TOLERANCE
             )
             self._known = {}
         return self._replays[shape]
