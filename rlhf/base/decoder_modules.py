@@ -69,11 +69,6 @@ class DecoderModules:
     head_dim: int
     activation: str
 
-    @property
-    def keeps_fp32_logits(self) -> bool:
-        """Return True if logits are not rounded to the precision of the decoder."""
-        return getattr(self.head, "keeps_fp32", False)
-
     def require_matching_weights(self) -> None:
         """Check the weights' shapes against the sizes that kernels use to index their buffers.
 

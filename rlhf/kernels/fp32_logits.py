@@ -27,6 +27,5 @@ def fp32_logits(
         return apply_linear(
             hidden_NH.float(), weight_VH.float(), None if bias_V is None else bias_V.float()
         )
-    with torch.no_grad():
-        logits_NV = torch.mm(hidden_NH, weight_VH.T, out_dtype=torch.float32, out=out)
+    logits_NV = torch.mm(hidden_NH, weight_VH.T, out_dtype=torch.float32, out=out)
     return logits_NV if bias_V is None else logits_NV.add_(bias_V)

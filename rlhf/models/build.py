@@ -320,7 +320,11 @@ def _fp32_while_running(model: nn.Module) -> Iterator[None]:
         for parameter in module.parameters(recurse=False):
             parameter.data = stored.pop(parameter)
 
-    modules = list(model.modules())
+    modules = [
+        module
+        for module in model.modules()
+        if any(p.dtype is not torch.float32 for p in module.parameters(recurse=False))
+    ]
     hooks = [each.register_forward_pre_hook(widen) for each in modules]
     hooks += [each.register_forward_hook(restore) for each in modules]
     yield

@@ -99,7 +99,7 @@ class CompiledDecoder:
             self._blocks.add_block(block, kv_cache_2RKLD)
         self._head = DecodeProgram(library, dtype)
         self._vocabulary = len(parts.head.weight)
-        self._logits_dtype = torch.float32 if parts.keeps_fp32_logits else dtype
+        self._logits_dtype = builder.logits_dtype
         self._logits = _add_output_layers(self._head, parts, builder, self._logits_dtype)
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:

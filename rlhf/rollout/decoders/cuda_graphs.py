@@ -121,8 +121,9 @@ class GraphedDecoder(KvCache):
         largest = [any_id, decoder.last_position, any_id, extent.draws - 1]
         added_and_largest = torch.tensor([[0, 1, 0, 1], largest], device=device)
         self._added_41, self._largest_41 = added_and_largest[..., None].unbind()
-        self._places = list(range(extent.rows))  # the row of the KV cache that holds each row
-        self._longest = 0  # columns that any row of the rollout has used
+        # The row of the KV cache that holds each row; paused rows are in their own places.
+        self._places = list(range(extent.rows + extent.parked))
+        self._longest = 0  # columns that any row has used
         self._next: _LaunchedStep | None = None  # the step that was launched ahead
         # A step's tokens are copied to one buffer while the host reads the other.
         self._buffers = [*torch.zeros(2, 2 * extent.rows, dtype=torch.float64).pin_memory()]
@@ -222,11 +223,11 @@ class GraphedDecoder(KvCache):
         for row, place in enumerate(self._places[:count]):
             if row != place:
                 self._decoder.copy_row(place, row, columns=self._longest)
-        self._places = list(range(self._extent.rows))
+        self._places.sort()
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:
         """Move row ``source`` to ``target``; copy it only if one of them is a paused row."""
-        places, decodes = self._places, [row < len(self._places) for row in (source, target)]
+        places, decodes = self._places, [row < self._extent.rows for row in (source, target)]
         if all(decodes):
             places[source], places[target] = places[target], places[source]
             return
@@ -236,8 +237,7 @@ class GraphedDecoder(KvCache):
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        places = [*self._places, *range(self._extent.rows, self._extent.rows + self._extent.parked)]
-        self._decoder.copy_row(places[source], places[target], columns=columns)
+        self._decoder.copy_row(self._places[source], self._places[target], columns=columns)
 
     def _decode_step(self, shape: _Shape) -> _Step:
         """Decode the newest tokens of the first rows and replace them with drawn tokens.

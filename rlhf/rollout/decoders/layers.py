@@ -79,6 +79,8 @@ class LayerBuilder:
         self._dtype = dtype
         self._activation = parts.activation
         self.casts: list[tuple[Tensor, Tensor]] = []
+        keeps_fp32 = getattr(parts.head, "keeps_fp32", False)
+        self.logits_dtype = torch.float32 if keeps_fp32 else dtype
         device = parts.tokens.weight.device
         self._packs = can_pack_weights(device, dtype)
         self._merges = device.type == "cpu"
@@ -196,7 +198,7 @@ class LayerBuilder:
     def build_output_layer(self) -> TensorFunction:
         """Build the function that returns logits (T, V), in fp32 if the output layer keeps it."""
         head = self._parts.head
-        if self._dtype is torch.float32 or not self._parts.keeps_fp32_logits:
+        if self.logits_dtype is self._dtype:
             return self.build_projection(head)
         linear = self.join_linear_layers(head)
         return lambda x: fp32_logits(x, *linear)
