@@ -320,11 +320,8 @@ def _fp32_while_running(model: nn.Module) -> Iterator[None]:
         for parameter in module.parameters(recurse=False):
             parameter.data = stored.pop(parameter)
 
-    modules = [
-        module
-        for module in model.modules()
-        if any(p.dtype is not torch.float32 for p in module.parameters(recurse=False))
-    ]
+    fp32 = {torch.float32}
+    modules = [m for m in model.modules() if {p.dtype for p in m.parameters(recurse=False)} - fp32]
     hooks = [each.register_forward_pre_hook(widen) for each in modules]
     hooks += [each.register_forward_hook(restore) for each in modules]
     yield

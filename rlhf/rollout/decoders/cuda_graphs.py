@@ -121,8 +121,7 @@ class GraphedDecoder(KvCache):
         largest = [any_id, decoder.last_position, any_id, extent.draws - 1]
         added_and_largest = torch.tensor([[0, 1, 0, 1], largest], device=device)
         self._added_41, self._largest_41 = added_and_largest[..., None].unbind()
-        # The row of the KV cache that holds each row; paused rows are in their own places.
-        self._places = list(range(extent.rows + extent.parked))
+        self._places = list(range(extent.rows + extent.parked))  # each row's row of the KV cache
         self._longest = 0  # columns that any row has used
         self._next: _LaunchedStep | None = None  # the step that was launched ahead
         # A step's tokens are copied to one buffer while the host reads the other.
