@@ -84,11 +84,19 @@ def _generate_responses(
 ) -> list[Request]:
     parts = find_decoder_modules(model, tokens=TOKENS)
     assert parts is not None, "MODELS has only models with a fused decoder"
-    extent = Extent.from_rollout(ROWS, TOKENS, draws_NT)
-    fused = FusedDecoder(parts, lambda _: None, rows=ROWS, tokens=extent.columns, dtype=dtype)
-    weights = [parameter.data_ptr() for parameter in model.parameters()]
-    graphed = GraphedDecoder(fused, SAMPLING, end_ids=(), extent=extent, weights=weights)
-    decoder = graphed if has_graphs else fused
+    decoder: FusedDecoder | GraphedDecoder
+    if has_graphs:
+        decoder = GraphedDecoder(
+            parts,
+            lambda _: None,
+            SAMPLING,
+            end_ids=(),
+            extent=Extent.from_rollout(ROWS, TOKENS, draws_NT),
+            dtype=dtype,
+            weights=[],
+        )
+    else:
+        decoder = FusedDecoder(parts, lambda _: None, rows=ROWS, tokens=TOKENS, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     requests = []
     for index, length in enumerate(PROMPT_LENGTHS):

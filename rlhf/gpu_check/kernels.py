@@ -1,6 +1,7 @@
 """Compare each Triton kernel with torch at the sizes of real models, and measure its bandwidth.
 
-Shapes: N = tokens, V = vocabulary, B = rows, H = heads of queries, keys and values, D = head size.
+Shapes: N = tokens, V = vocabulary, B = rows, G = pages of a row, H = heads of queries, keys and
+values, D = head size.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rlhf.kernels.checked import (
     compare_logprobs,
     random_states,
 )
+from rlhf.kernels.gpu.attention_gpu import CHUNK
 from rlhf.kernels.kernel_checks import Pairs, replaced_kernels
 
 GPU = torch.device("cuda", 0)
@@ -129,17 +131,19 @@ def _check_logprobs(tokens: int, vocabulary: int, dtype: torch.dtype) -> CheckRo
 @torch.no_grad()
 def _check_attention(cache: Sequence[int], dtype: torch.dtype) -> CheckRow:
     rows, heads, kv_heads, size, columns = cache
-    kv_cache = torch.zeros(2, rows, kv_heads, columns, size, dtype=dtype, device=GPU)
-    if (kernel := kernels_for("cuda").attention_kernel(kv_cache, heads // kv_heads)) is None:
+    group, pages = heads // kv_heads, -(-columns // CHUNK)
+    kv_cache = torch.zeros(2, rows * pages, kv_heads, CHUNK, size, dtype=dtype, device=GPU)
+    if (kernel := kernels_for("cuda").attention_kernel(kv_cache, group)) is None:
         return _replaced_row("attention")
     torch.manual_seed(1)
     names = ("stored token", "output")
-    errors = _worst_errors(cycle(names), compare_attention(kv_cache, heads // kv_heads, kernel))
+    pages_BG = torch.randperm(rows * pages, device=GPU).view(rows, pages)
+    errors = _worst_errors(cycle(names), compare_attention(kv_cache, pages_BG, group, kernel))
     joint_BHD = torch.randn(rows, heads + 2 * kv_heads, size, dtype=dtype, device=GPU)
     query, key, value = torch.split(joint_BHD, [heads, kv_heads, kv_heads], dim=1)
     positions_B = torch.randint(columns, (rows,), device=GPU)
     moved_bytes = 2 * kv_heads * size * dtype.itemsize * int(positions_B.sum())
-    launch = partial(kernel, query, key, value, kv_cache, positions_B)
+    launch = partial(kernel, query, key, value, kv_cache, pages_BG, positions_B, columns)
     seconds = _seconds_per_launch(launch, in_graph=True)
     allowed = dict(zip(names, (0.0, ROUNDING[dtype]), strict=True))
     return _build_row(errors, allowed, seconds, moved_bytes)

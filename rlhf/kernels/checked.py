@@ -3,9 +3,9 @@
 ``python -m rlhf.gpu_check`` repeats the comparisons of AdamW, log-probs and attention at the sizes
 of real models.
 
-Shapes: N = tokens, F = the first tokens, the only ones compared, V = vocabulary, R = rows and L =
-columns of a KV cache, K = key/value heads, G = query heads per key/value head, D = head size, S =
-scores of a row.
+Shapes: N = tokens, F = the first tokens, the only ones compared, V = vocabulary, R = rows, G =
+pages of a row, M = pages of a KV cache and L = their columns, K = key/value heads, Q = query heads
+per key/value head, D = head size, S = scores of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from rlhf.config.choices import Dtype
-from rlhf.kernels.interfaces import AverageKernel, DrawKernel, LogprobsKernel, SoftmaxKernel
+from rlhf.kernels.interfaces import (
+    AttentionKernel,
+    AverageKernel,
+    DrawKernel,
+    LogprobsKernel,
+    SoftmaxKernel,
+)
 from rlhf.kernels.kernel_checks import Pairs, are_off, use_if_equal
 from rlhf.kernels.torch_adamw import (
     AdamwScalars,
@@ -83,17 +89,18 @@ class CheckedKernels:
         """Return the kernel that computes the softmax of attention ``scores`` (..., S)."""
         return self._use_on_rows("softmax", self._find("softmax_kernel"), _compare_softmax, scores)
 
-    def attention_kernel(
-        self, kv_cache_2RKLD: Tensor, group: int
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-        """Return a function that computes the attention of one new token per row over a KV cache.
+    def attention_kernel(self, kv_cache_2MKLD: Tensor, group: int) -> AttentionKernel | None:
+        """Return the kernel for the attention of one new token per row over a KV cache.
 
-        Each key/value head serves ``group`` query heads. Its arguments are queries, keys, values, a
-        KV cache like ``kv_cache_2RKLD``, which is still empty, and positions.
+        Each key/value head serves ``group`` query heads. ``kv_cache_2MKLD`` is an empty KV cache of
+        the kind to read, of an even number of pages.
         """
-        load = partial(self._find("attention_kernel"), kv_cache_2RKLD, group)
-        compare = partial(compare_attention, kv_cache_2RKLD, group)
-        return self._use("attention over the KV cache", load, compare)
+        _, _, *heads, size = kv_cache_2MKLD.shape
+        load = partial(self._find("attention_kernel"), kv_cache_2MKLD.dtype)
+        pages_RG = torch.arange(len(kv_cache_2MKLD[0]), device=kv_cache_2MKLD.device).view(2, -1).T
+        compare = partial(compare_attention, kv_cache_2MKLD, pages_RG.contiguous(), group)
+        shape = (kv_cache_2MKLD.dtype, *heads, size, group)
+        return self._use("attention over the KV cache", load, compare, shape=shape)
 
     def _find(self, name: str) -> Callable[..., Any]:
         """Return the function ``name`` of the kernels, or a function that returns None."""
@@ -203,31 +210,36 @@ def _compare_softmax(kernel: Any, *, rows: Tensor) -> Pairs:
     yield kernel.gradient_(slopes, shares.to(slopes.dtype), scale=SCALE), gradient
 
 
-def compare_attention(kv_cache_2RKLD: Tensor, group: int, kernel: Any) -> Pairs:
+def compare_attention(
+    kv_cache_2MKLD: Tensor, pages_RG: Tensor, group: int, kernel: AttentionKernel
+) -> Pairs:
     """Compare the newest token's stored key and value, and its output, in three rows.
 
-    These are the first, middle and last row. The KV cache is zero again afterwards.
+    These are the first, middle and last row of ``pages_RG``, the pages of each row. The KV cache is
+    zero again afterwards.
     """
-    _, rows, kv_heads, columns, size = kv_cache_2RKLD.shape
-    compared, device = sorted({0, rows // 2, rows - 1}), kv_cache_2RKLD.device
+    kv_heads, page, size = kv_cache_2MKLD.shape[2:]
+    rows, columns, device = len(pages_RG), page * pages_RG.shape[1], kv_cache_2MKLD.device
+    compared = sorted({0, rows // 2, rows - 1})
     heads = [group * kv_heads, kv_heads, kv_heads]
-    joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2RKLD.dtype)
+    joint = torch.randn(rows, sum(heads), size, device=device).to(kv_cache_2MKLD.dtype)
     query, key, value = torch.split(joint, heads, dim=1)  # strided, like a joint product
     positions_R = (columns - 1 + 31 * torch.arange(rows, device=device)) % columns
     positions_R[1:][-1:] = 0  # the last row has no token before the newest
     pairs = []
     try:
         for row in compared:
-            kv_cache_2RKLD[:, row].normal_()
-        output = kernel(query, key, value, kv_cache_2RKLD, positions_R)
+            kv_cache_2MKLD[:, pages_RG[row]] = torch.randn_like(kv_cache_2MKLD[:, pages_RG[row]])
+        output = kernel(query, key, value, kv_cache_2MKLD, pages_RG, positions_R, columns)
         for row in compared:
-            end = int(positions_R[row]) + 1
-            cache_2KLD = kv_cache_2RKLD[:, row, :, :end].double()
+            last = int(positions_R[row])
+            cache_2KLD = kv_cache_2MKLD[:, pages_RG[row]].transpose(1, 2).flatten(2, 3)
             newest_2KD = torch.stack([key[row], value[row]])
-            pairs.append((kv_cache_2RKLD[:, row, :, end - 1].clone(), newest_2KD))
-            query_KGD = query[row].double().view(kv_heads, group, size)
-            weights_KGL = (query_KGD @ cache_2KLD[0].mT * size**-0.5).softmax(-1)
-            pairs.append((output[row], (weights_KGL @ cache_2KLD[1]).view(-1, size)))
+            pairs.append((cache_2KLD[:, :, last].clone(), newest_2KD))
+            keys_KLD, values_KLD = cache_2KLD[:, :, : last + 1].double()
+            query_KQD = query[row].double().view(kv_heads, group, size)
+            weights_KQL = (query_KQD @ keys_KLD.mT * size**-0.5).softmax(-1)
+            pairs.append((output[row], (weights_KQL @ values_KLD).view(-1, size)))
     finally:
-        kv_cache_2RKLD.zero_()
+        kv_cache_2MKLD.zero_()
     return pairs

@@ -71,3 +71,23 @@ class SoftmaxKernel(Protocol):
 
     def gradient_(self, slopes: Tensor, shares: Tensor, *, scale: float) -> Tensor:
         """Turn ``slopes``, the shares' gradient, into ``scale`` * the softmax inputs' gradient."""
+
+
+class AttentionKernel(Protocol):
+    """A kernel that computes the attention of one new token per row over a KV cache."""
+
+    def __call__(
+        self,
+        query_BQD: Tensor,
+        key_BKD: Tensor,
+        value_BKD: Tensor,
+        kv_cache_2MKLD: Tensor,
+        pages_BG: Tensor,
+        positions_B: Tensor,
+        columns: int,
+    ) -> Tensor:
+        """Store keys and values at the rows' positions; return attention (B, Q, D).
+
+        Column i of row b is column i % L of page ``pages_BG[b, i // L]`` of the KV cache. The
+        result of a row whose position is not below ``columns`` is undefined.
+        """

@@ -7,6 +7,7 @@ dropout.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ TORCH_TOKENS = 256
 MATMUL_TOKENS = 512  # most tokens per sequence for matmul attention (kernels/cpu/cpu_layers.py)
 KEPT_TOKENS = 3  # matmul attention keeps probabilities if tokens <= this times the head size
 PREFILL_TOKENS = 8192  # prompt tokens per prefill pass (rlhf/rollout/scheduler.py)
+PAGE_TOKENS = 512  # tokens per page of a KV cache (CHUNK in rlhf/kernels/gpu/attention_gpu.py)
 BUCKET = 500_000_000  # DeepSpeed's default for reduce_bucket_size, in elements
 PREFETCH = 50_000_000  # DeepSpeed's default for stage3_prefetch_bucket_size, in elements
 PERSISTENCE = 100_000  # DeepSpeed's default for stage3_param_persistence_threshold, in elements
@@ -242,6 +244,15 @@ def gathered_weight_bytes(at: MemorySetting, model: ModelUse) -> int:
 def kv_cache_bytes(shape: ModelShape, *, rows: int, tokens: int, size: int) -> int:
     """Return the bytes of the KV cache of ``rows`` sequences of ``tokens`` tokens."""
     return rows * tokens * shape.kv_elements_per_token * size
+
+
+def shared_page_tokens(rows: int, *, longest: int, mean: int) -> int:
+    """Return the tokens for which pages are allocated that ``rows`` of ``mean`` tokens share.
+
+    The longest row has ``longest`` tokens. One page takes what is never read.
+    """
+    pages = max(rows * math.ceil(mean / PAGE_TOKENS), math.ceil(longest / PAGE_TOKENS))
+    return (pages + 1) * PAGE_TOKENS
 
 
 def backward_peak(

@@ -147,15 +147,8 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         from rlhf.options.vllm.costs import plan_server_rollout
 
         return plan_server_rollout(scene, build_sampling, config.ppo.rollout_batch_size)
-    # The fast rollout allocates its KV cache for the longest allowed prompts.
-    tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
-    # An episode that waits for its environment keeps its KV cache while its row decodes another.
-    held = rows * (2 if config.environment.is_used else 1)
     parts = scene.resident_bytes()
-    # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
-    parts["kv_cache"] = memory_model.kv_cache_bytes(
-        actor.shape, rows=held, tokens=tokens, size=size
-    )
+    parts["kv_cache"] = _kv_cache_bytes(scene, rows)
     prefill = min(memory_model.PREFILL_TOKENS, rows * scene.load.longest_length)
     wide = 4 * actor.shape.hidden + 2 * actor.shape.ffn
     parts["activations"] = prefill * wide * size + rows * actor.shape.vocab * memory_model.SINGLE
@@ -163,6 +156,8 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
     gathers = at.is_sharded(actor) and gathers_weights_once(scene, parts.total() + whole)
     if gathers:
         parts["gathered_weights"] = whole
+    elif at.is_sharded(actor):
+        parts["kv_cache"] = _kv_cache_bytes(scene, rows, is_layerwise=True)
     if settings.backend is Backend.fast:
         parts["gathered_weights"] += copied_weight_bytes(scene, is_gathered=gathers)
     if not gathers:
@@ -180,6 +175,23 @@ def _plan_rollout(scene: PhaseMemory, responses: int, rows: int) -> PhasePlan:
         step_seconds={"generate": time_model.sampling_seconds(at, actor, sampling)},
         steps=scene.load.steps,
     )
+
+
+def _kv_cache_bytes(scene: PhaseMemory, rows: int, *, is_layerwise: bool = False) -> int:
+    """Return the bytes of the KV cache of the ranks' rollout, for the longest allowed prompts.
+
+    ``is_layerwise``: the weights are gathered layer by layer, and rows share no pages.
+    """
+    config, actor = scene.config, scene.models[0]
+    settings, size = config.rollout, scene.at.bytes_per_weight(actor)
+    tokens = settings.max_prompt_tokens + config.token_limit_after_prompt[1]
+    if config.environment.is_used:
+        rows *= 2  # an episode that waits keeps its KV cache while its row decodes another
+    elif settings.mean_response_tokens is not None and not is_layerwise:
+        mean = settings.max_prompt_tokens + settings.mean_response_tokens
+        tokens, rows = memory_model.shared_page_tokens(rows, longest=tokens, mean=mean), 1
+    # A rank of a tensor-parallel group holds all rows of the group, but only its own heads.
+    return memory_model.kv_cache_bytes(actor.shape, rows=rows, tokens=tokens, size=size)
 
 
 def _plan_training(
@@ -241,15 +253,17 @@ def build_sampling(
 ) -> time_model.Sampling:
     """Return the sampling of ``responses``, ``rows`` at a time, to prompts of mean length.
 
-    Episodes, most of which end early, have their expected length, other responses the maximum.
+    Episodes, most of which end early, have their expected length, other responses the maximum or
+    rollout.mean_response_tokens.
     """
     longest = scene.config.token_limit_after_prompt[1]
+    mean = scene.config.rollout.mean_response_tokens
     ends_early = scene.config.environment.is_used
     return time_model.Sampling(
         responses=responses,
         rows=rows,
         prompt_tokens=scene.load.mean_tokens,
-        response_tokens=scene.response_tokens if ends_early else longest,
+        response_tokens=scene.response_tokens if ends_early else mean or longest,
         tensor_parallel=scene.tensor_parallel,
         gathers=gathers,
         layer_factor=HF_LAYER_FACTOR if scene.config.rollout.backend is Backend.hf else 1.0,

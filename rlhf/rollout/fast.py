@@ -38,6 +38,7 @@ class FastSettings:
 
     dtype: torch.dtype
     max_rows: int | None  # None if all responses are decoded at once
+    mean_tokens: int | None  # of responses, for which the KV cache has room; None: for the longest
     gather_weights: When
     cuda_graphs: bool
 
@@ -119,7 +120,10 @@ class FastRollout:
             is_layerwise = actor.is_sharded and not gathers
             with actor.gather_parameters(model) if gathers else nullcontext():
                 fused = None if is_layerwise else parts
-                extent = Extent.from_rollout(rows, tokens, prompts.draws_BT, parked=parked)
+                mean = None if parked else self._expect_tokens(tokens)
+                extent = Extent.from_rollout(
+                    rows, tokens, prompts.draws_BT, parked=parked, mean_tokens=mean
+                )
                 decoder = self._select_decoder(model, fused, extent, tokens=tokens)
                 scheduler = Scheduler(
                     decoder,
@@ -132,6 +136,12 @@ class FastRollout:
                 )
                 with self._autocast_context(decoder):
                     scheduler.run(requests, prompts.draws_BT)
+
+    def _expect_tokens(self, tokens: int) -> int | None:
+        """Return the expected tokens of a row that has at most ``tokens``; None if not known."""
+        if self.settings.mean_tokens is None:
+            return None
+        return max(1, tokens - self.sampling.max_tokens + self.settings.mean_tokens)
 
     def _build_requests(
         self,
@@ -181,18 +191,13 @@ class FastRollout:
             holder.decoder = kept
             return kept
         del kept  # frees the old decoder's memory before the new decoder allocates
-        fused = FusedDecoder(
+        holder.decoder = GraphedDecoder(
             parts,
             self.adapter_of,
-            rows=extent.rows + extent.parked,
-            tokens=extent.columns,
-            dtype=self.settings.dtype,
-        )
-        holder.decoder = GraphedDecoder(
-            fused,
             self.sampling,
             end_ids=end_token_ids(model),
             extent=extent,
+            dtype=self.settings.dtype,
             weights=weights,
         )
         return holder.decoder

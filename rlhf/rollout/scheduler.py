@@ -9,6 +9,7 @@ tokens, T = response tokens, V = vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -24,7 +25,8 @@ from rlhf.rollout.decoders.decoder import Decoder, DrawingDecoder, Newest, Packi
 from rlhf.rollout.sampling import SamplingSettings, StopTexts, draw_tokens, stack_token_logprobs
 
 PREFILL_TOKENS = 8192  # maximum number of prompt tokens per prefill, which limits its memory
-JOINING_DIVISOR = 8  # a prefill without decoding waits until 1/8 of the rows are free
+JOINING_DIVISOR = 8  # a prefill without decoding waits until 1/8 of the rows are free, or fewer
+SPARE_TOKENS = 256  # a request joins if the KV cache has room for this many more tokens of each row
 
 
 @dataclass
@@ -50,6 +52,11 @@ class Request:
     def newest_position(self) -> int:
         """Return the newest token's position in the prompt plus response, counted from 0."""
         return len(self.prompt) + len(self.ids) - 1
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the maximum number of tokens of the prompt and of the response so far."""
+        return len(self.prompt) + self.limit
 
     @property
     def num_turn_tokens(self) -> int:
@@ -136,6 +143,7 @@ class Scheduler:
                 requests, logits_BV = self._prefill(joining, draws_NT.device)
                 drawn_2B = self._draw_tokens(requests, logits_BV, draws_NT)
             elif self._active:
+                waiting[:0] = self._preempt()
                 requests, drawn_2B = self._active, self._decode(draws_NT, leads=not joining)
             else:  # nothing to do: other ranks work, or the last paused request has ended
                 if not isinstance(self.decoder, DrawingDecoder):
@@ -169,13 +177,38 @@ class Scheduler:
     def _select_joining(self, waiting: Sequence[Request]) -> list[Request]:
         """Return the ``waiting`` requests to prefill next; none if the next pass should decode."""
         free = self.max_rows - len(self._active) - len(self._paused or ())
+        free = self._count_fitting(waiting[:free])
         packs = isinstance(self.decoder, PackingDecoder)
-        fewest = 1 if packs else max(1, self.max_rows // JOINING_DIVISOR)
+        # A prefill takes about one step. To wait until k of R rows are free, with responses of T
+        # tokens, wastes k / 2 rows, and one step in k * T / R: least with k = R * sqrt(2 / T).
+        divisor = max(JOINING_DIVISOR, math.isqrt(self.sampling.max_tokens // 2))
+        fewest = 1 if packs else max(1, self.max_rows // divisor)
         if not waiting or (self._active and free < fewest):
             return []
         fitting = max(1, PREFILL_TOKENS // len(waiting[0].all_ids))
         texts = groupby(waiting[:free], key=lambda r: r.all_ids)  # equal texts are prefilled once
         return [request for _, group in islice(texts, fitting) for request in group]
+
+    def _count_fitting(self, joining: Sequence[Request]) -> int:
+        """Return how many of ``joining`` fit into the KV cache beside the active requests."""
+        requests = [*self._active, *joining]
+        lengths = [min(r.newest_position + 1 + SPARE_TOKENS, r.most_tokens) for r in requests]
+        while len(lengths) > len(self._active) and not self.decoder.has_room(lengths):
+            lengths.pop()
+        fewest = 0 if self._active else min(len(joining), 1)  # one row always fits
+        return max(len(lengths) - len(self._active), fewest)
+
+    def _preempt(self) -> list[Request]:
+        """Free rows, the shortest first, until the others can grow; return their requests.
+
+        These join again later: what they drew is prefilled like a prompt.
+        """
+        removed, active = [], self._active
+        while not self.decoder.has_room([request.newest_position + 1 for request in active]):
+            row = min(range(len(active)), key=lambda row: active[row].newest_position)
+            removed.append(active[row])
+            self._fill_row(row)
+        return removed
 
     def _newest_tokens(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """Return the newest tokens (B,) of the active requests, and their positions."""
@@ -241,9 +274,14 @@ class Scheduler:
             while self._active and self._active[-1].is_turn_complete:
                 self._active.pop()
             if row < len(self._active) and self._active[row].is_turn_complete:
-                last = self._active.pop()
-                self.decoder.move_row(len(self._active), row, columns=last.newest_position)
-                self._active[row] = last
+                self._fill_row(row)
+
+    def _fill_row(self, row: int) -> None:
+        """Remove the request of ``row``; the last active request moves there, if it is another."""
+        last = self._active.pop()
+        if row < len(self._active):
+            self.decoder.move_row(len(self._active), row, columns=last.newest_position)
+            self._active[row] = last
 
     def _select_continuing(self, waiting: Sequence[Request]) -> list[tuple[Request, list[int]]]:
         """Return paused requests that continue in the next pass, with the tokens to add."""

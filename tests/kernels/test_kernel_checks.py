@@ -157,13 +157,13 @@ def test_each_width_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("fault", [None, "launch", "place", "mask", "last row"])
-def test_attention_is_compared_in_the_cache_of_the_run(
+@pytest.mark.parametrize("fault", [None, "launch", "place", "mask", "last row", "pages"])
+def test_attention_is_compared_over_pages(
     gpu: Gpu, fault: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = AttentionByTorch(fault)
     monkeypatch.setattr(gpu_kernels, "attention_kernel", lambda *_: kernel)
-    kv_cache = torch.zeros(2, 5, 2, 40, 16, dtype=dtype, device=GPU)
+    kv_cache = torch.zeros(2, 6, 2, 40, 16, dtype=dtype, device=GPU)
     found = kernels_for("cuda").attention_kernel(kv_cache, 3)
     assert found is (kernel if fault is None else None)
     assert len(replaced_kernels()) == (fault is not None)

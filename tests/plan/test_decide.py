@@ -160,6 +160,16 @@ def test_whether_graphs_are_kept_between_rollouts(
     assert resolve_auto(plan).rollout.keep_graphs is way
 
 
+def test_rows_that_share_pages_are_more(compose: Compose) -> None:
+    words = ("model=llama3.1_8b", "hardware=8xh100_80g", "ppo.rollout_batch_size=4096")
+    config = run_of(compose, *words, "rollout.max_response_tokens=8192")
+    shared = changed(config, rollout={"mean_response_tokens": 2048})
+    own, many = (plan_run(each).phases[-1] for each in (config, shared))
+    assert many.rows >= 3 * own.rows
+    caches = [each.moments["generation"]["kv_cache"] / each.rows for each in (own, many)]
+    assert caches[1] < caches[0] / 3
+
+
 def test_graphs_are_kept_only_beside_what_training_needs(compose: Compose) -> None:
     """A plan may be a tenth off, and evaluations have a KV cache of their own beside it."""
     words = ("model=opt_125m", "hardware=a100_80g", "zero=stage1", "ppo.micro_batch_size=8")

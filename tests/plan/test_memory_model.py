@@ -342,6 +342,7 @@ def test_what_autograd_keeps(
 def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     from rlhf.engine import masters
     from rlhf.kernels.cpu import cpu_layers
+    from rlhf.kernels.gpu import attention_gpu
     from rlhf.models import output_layer as logprobs
     from rlhf.rollout import scheduler
 
@@ -351,4 +352,5 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     assert memory_model.KEPT_TOKENS == cpu_layers.KEPT_TOKENS
     assert memory_model.MATMUL_TOKENS == cpu_layers.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS
+    assert memory_model.PAGE_TOKENS == attention_gpu.CHUNK
     assert phase_costs.ROUNDED_AT_ONCE == masters.CHUNK

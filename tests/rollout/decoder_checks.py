@@ -97,7 +97,7 @@ def fast_rollout(
 ) -> FastRollout:
     """A fast rollout in fp32 without graphs, except as ``settings`` say."""
     plain = {"dtype": torch.float32, "max_rows": None, "gather_weights": When.auto}
-    plain |= {"cuda_graphs": False}
+    plain |= {"cuda_graphs": False, "mean_tokens": None}
     return FastRollout(
         sampling,
         FastSettings(**plain | settings),
@@ -117,18 +117,28 @@ class AttentionByTorch:
         self._fault = fault
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, memory: Tensor, at: Tensor
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        memory: Tensor,
+        pages: Tensor,
+        at: Tensor,
+        columns: int,
     ) -> Tensor:
         if self._fault == "launch":
             raise RuntimeError("out of resource: shared memory, Required: 300000")
-        rows = torch.arange(len(at), device=at.device)
+        size, rows = memory.shape[3], torch.arange(len(at), device=at.device)
         for kept, newest in zip(memory, (key, value), strict=True):
-            kept[rows, :, at - int(self._fault == "place")] = newest
-        columns = torch.arange(memory.shape[3], device=at.device)
-        is_seen = columns <= at[:, None] if self._fault != "mask" else columns <= at.max()
+            place = at - int(self._fault == "place")
+            kept[pages[rows, place // size], :, place % size] = newest
+        place = torch.arange(columns, device=at.device)
+        is_seen = place <= at[:, None] if self._fault != "mask" else place <= at.max()
         if self._fault == "last row":
-            memory = torch.cat([memory[:, :-1], memory[:, :1]], dim=1)
-        keys, values = memory[:, : len(at)]
+            pages = torch.cat([pages[:-1], pages[:1]])
+        if self._fault == "pages":
+            pages = pages[:, :1].expand_as(pages)
+        keys, values = memory[:, pages].transpose(2, 3).flatten(3, 4)[:, :, :, :columns]
         shown = is_seen[:, None, None] if is_seen.ndim > 1 else is_seen
         return functional.scaled_dot_product_attention(
             query[:, :, None], keys, values, shown, enable_gqa=True

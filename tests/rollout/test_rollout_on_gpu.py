@@ -25,11 +25,14 @@ from rlhf.data.collate import collate_prompts
 from rlhf.engine.settings import EngineSettings
 from rlhf.engine.torch_engine import TorchEngine
 from rlhf.kernels import kernels_for
+from rlhf.kernels.gpu import attention_gpu
 from rlhf.models.families import find_decoder_modules
 from rlhf.models.language_model import LanguageModel, kept_token_logprobs
 from rlhf.options.ahead.overlapped_sampling import SnapshotPolicy
 from rlhf.options.environments.parked_rows import Continuation, ParkedRows
 from rlhf.options.lora.models import adapter_of, add_adapters
+from rlhf.rollout import scheduler as scheduler_module
+from rlhf.rollout.decoders import attention, cuda_graphs
 from rlhf.rollout.decoders.cuda_graphs import Extent, GraphedDecoder
 from rlhf.rollout.decoders.decoder import DrawingDecoder, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
@@ -68,11 +71,17 @@ def fused(model: PreTrainedModel, *, tokens: int = TOKENS) -> FusedDecoder:
 
 
 def graphed(
-    model: PreTrainedModel, sampling: SamplingSettings = SAMPLING, end_id: int = -1
+    model: PreTrainedModel,
+    sampling: SamplingSettings = SAMPLING,
+    end_id: int = -1,
+    *,
+    extent: Extent | None = None,
 ) -> GraphedDecoder:
-    extent = Extent.from_rollout(ROWS, TOKENS, some_draws())
-    decoder = fused(model, tokens=extent.columns)
-    return GraphedDecoder(decoder, sampling, end_ids=[end_id], extent=extent, weights=[])
+    parts = find_decoder_modules(model, tokens=TOKENS)
+    assert parts is not None
+    extent = extent or Extent.from_rollout(ROWS, TOKENS, some_draws())
+    how: dict[str, Any] = {"extent": extent, "dtype": torch.float32, "weights": []}
+    return GraphedDecoder(parts, adapter_of, sampling, end_ids=[end_id], **how)
 
 
 def cached(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> CacheDecoder:
@@ -180,7 +189,7 @@ def test_adapters_are_not_merged_into_copies(gpu: Gpu, name: str) -> None:
     model.to(GPU)
     before = gpu.used
     decoder = fused(model)
-    kept = gpu.used - before - decoder._kv_cache.nbytes
+    kept = gpu.used - before - decoder.attention.kv_cache.nbytes
     tables = sum(table.nbytes for table in decoder._rotary or ())
     # Tensors take whole blocks of 512 bytes; the weights of a layer are 4 KiB and more.
     assert kept <= tables + 2048
@@ -297,7 +306,6 @@ def test_a_rollout_reads_no_step_of_the_one_before(gpu: Gpu) -> None:
     """The step that was launched ahead at its end had the places that the second begins with."""
     model = tiny_model("opt").to(GPU)
     draws = [torch.rand(1, 6, generator=torch.Generator().manual_seed(seed)) for seed in (3, 4)]
-    parts = find_decoder_modules(model, tokens=TOKENS)
 
     def sample(decoder: GraphedDecoder, draws_NT: torch.Tensor, prefix: int) -> list[int]:
         request = Request(0, (9, 4), LIMIT if prefix else 3, [8] * prefix, [0.0] * prefix)
@@ -308,10 +316,7 @@ def test_a_rollout_reads_no_step_of_the_one_before(gpu: Gpu) -> None:
         return request.ids
 
     def fresh() -> GraphedDecoder:
-        extent = Extent.from_rollout(ROWS, TOKENS, draws[0])
-        sizes = {"rows": ROWS, "tokens": extent.columns, "dtype": torch.float32}
-        decoder = FusedDecoder(parts, adapter_of, **sizes)
-        return GraphedDecoder(decoder, SAMPLING, end_ids=(), extent=extent, weights=[])
+        return graphed(model, extent=Extent.from_rollout(ROWS, TOKENS, draws[0]))
 
     kept, device_draws = fresh(), [each.to(GPU) for each in draws]
     sample(kept, device_draws[0], 0)
@@ -344,22 +349,43 @@ class Interrupter:
         return Continuation(index, added, limit=limit, first_draw=turn * LIMIT)
 
 
-@pytest.mark.parametrize("pauses", [False, True])
+def use_small_pages(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Let rows take pages of a few columns, which torch reads as the kernel does."""
+    kernel = AttentionByTorch(None)
+    monkeypatch.setattr(kernels_for("cuda"), "attention_kernel", lambda *_, **__: kernel)
+    for module in (attention, attention_gpu, cuda_graphs):
+        monkeypatch.setattr(module, "CHUNK", columns)
+
+
+@pytest.mark.parametrize("kind", ["whole rows", "pages", "few pages", "pauses"])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_that_end_pause_and_join_draw_as_without_graphs(
-    gpu: Gpu, seed: int, pauses: bool
+    gpu: Gpu, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, tokens, rows = tiny_model("llama").to(GPU), 60, 4
+    """With few pages some rows give theirs up, and are prefilled again with what they drew."""
+    model, rows, pauses = tiny_model("llama").to(GPU), 4, "pauses" in kind
+    tokens = 60 if pauses else 9 + LIMIT
     lengths = [Random(seed).choice((1, 4, 9)) for _ in range(14)]
     draws_NT = torch.rand(14, 3 * LIMIT, generator=torch.Generator().manual_seed(seed)).to(GPU)
-    extent = Extent.from_rollout(rows, tokens, draws_NT, parked=rows)
+    if "pages" in kind:
+        use_small_pages(monkeypatch, 4)
+    mean = {"few pages": 4, "pages": tokens}.get(kind)
     parts = find_decoder_modules(model, tokens=tokens)
-    found, logprobs = [], []
+    extent = Extent.from_rollout(rows, tokens, draws_NT, parked=rows * pauses, mean_tokens=mean)
+    found, logprobs, removed = [], [], []
+    preempt = Scheduler._preempt
+
+    def record(scheduler: Scheduler) -> list[Request]:
+        requests = preempt(scheduler)
+        removed.extend(len(request.ids) for request in requests)
+        return requests
+
+    monkeypatch.setattr(Scheduler, "_preempt", record)
+    monkeypatch.setattr(scheduler_module, "SPARE_TOKENS", 1)
     for has_graphs in (False, True):
-        sizes = {"rows": 2 * rows, "tokens": extent.columns, "dtype": torch.float32}
-        decoder = FusedDecoder(parts, adapter_of, **sizes)
+        decoder = FusedDecoder(parts, adapter_of, rows=2 * rows, tokens=tokens, dtype=torch.float32)
         if has_graphs:
-            decoder = GraphedDecoder(decoder, SAMPLING, end_ids=[5], extent=extent, weights=[])
+            decoder = graphed(model, end_id=5, extent=extent)
         requests = [Request(i, tuple(p), LIMIT) for i, p in enumerate(some_prompts(tuple(lengths)))]
         scheduler = Scheduler(
             decoder,
@@ -377,6 +403,7 @@ def test_rows_that_end_pause_and_join_draw_as_without_graphs(
     assert found[0] == found[1]
     assert len({len(ids) for ids, _ in found[0]}) > 2
     torch.testing.assert_close(*logprobs, atol=1e-5, rtol=0)
+    assert bool(removed) == (kind == "few pages")
 
 
 @pytest.mark.parametrize("by_lengths", [False, True])
@@ -395,9 +422,7 @@ def test_with_attention_by_lengths_one_graph_serves_all(
     assert generated(graphed(model), GPU) == expected
     draws = some_draws().to(GPU)
     extent = Extent.from_rollout(ROWS, 200, draws)
-    decoder = GraphedDecoder(
-        fused(model, tokens=extent.columns), SAMPLING, end_ids=(), extent=extent, weights=[]
-    )
+    decoder = graphed(model, extent=extent)
     with torch.no_grad(), gpu.counting() as counts:
         for position in (100, 127, 128, 150):
             decoder.decode_and_draw([Newest(3, position, 0, 1)], draws)

@@ -1,6 +1,6 @@
 """Continuous batching, on a decoder that is a table: what it is asked, and what comes out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf.models.tokenizers import train_tokenizer
 from rlhf.rollout import scheduler
-from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.sampling import SamplingSettings, StopTexts
 from rlhf.rollout.scheduler import Request, Scheduler
 
@@ -16,7 +16,7 @@ VOCABULARY, END = 50, 49
 TOKENIZER = train_tokenizer(["words"], vocab_size=260)
 
 
-class TableDecoder:
+class TableDecoder(KvCache):
     """A row's next token follows from the sum of all its tokens; logits say it with certainty."""
 
     rows_are_exact = extends_together = True
@@ -90,13 +90,14 @@ def run(
     max_rows: int,
     limits: list[int] | None = None,
     min_tokens: int = 0,
+    max_tokens: int = 12,
     table: type[TableDecoder] = TableDecoder,
     any_rank_works: Callable[[bool], bool] = bool,
 ) -> tuple[list[Request], TableDecoder]:
     limits = limits or [12] * len(prompts)
     requests = [Request(i, p, n) for i, (p, n) in enumerate(zip(prompts, limits, strict=True))]
     sampling = SamplingSettings(
-        max_tokens=12, temperature=1.0, top_k=1, top_p=1.0, min_tokens=min_tokens
+        max_tokens=max_tokens, temperature=1.0, top_k=1, top_p=1.0, min_tokens=min_tokens
     )
     decoder = table(max_rows)
     Scheduler(
@@ -140,6 +141,38 @@ def test_prompts_join_a_step_of_the_others() -> None:
     assert decoder.prefills[0] == [2] * 4
     assert len(decoder.decoded) < 1.25 * sum(len(r.ids) for r in requests) / 4
     assert [r.ids for r in requests] == list(map(expected, prompts, limits))
+
+
+class PagedTable(TableDecoder):
+    """It has room for 12 tokens, in pages of 2."""
+
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        return sum(-(-length // 2) for length in lengths) <= 6
+
+
+@pytest.mark.parametrize("spare", [1, 4, 256])
+def test_rows_join_and_give_way_as_the_cache_has_room(
+    spare: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shortest row gives way, and continues later with the numbers that it had left."""
+    monkeypatch.setattr(scheduler, "SPARE_TOKENS", spare)
+    prompts = [(n, n) for n in range(3, 15)]
+    requests, decoder = run(prompts, max_rows=8, limits=[9] * 12, table=PagedTable)
+    assert [r.ids for r in requests] == [expected(p, 9) for p in prompts]
+    prefilled = [length for lengths in decoder.prefills for length in lengths]
+    assert (len(prefilled) > len(prompts)) == (spare < 256)
+    assert max(decoder.decoded) == {1: 3, 4: 2, 256: 1}[spare]
+
+
+def test_long_responses_wait_for_fewer_free_rows() -> None:
+    """After the first rows have ended, 1/16 of 64 rows is enough for a prefill, not 1/8."""
+    counts = []
+    for max_tokens in (12, 512):
+        limits = [2 if i % 16 == 0 else 11 for i in range(64)] + [11] * 8
+        prompts = [(3, 1)] * 72  # none of them ends before its limit
+        _, decoder = run(prompts, max_rows=64, limits=limits, max_tokens=max_tokens)
+        counts.append(len(decoder.prefills))
+    assert counts == [2, 3]
 
 
 def test_prompts_of_like_length_are_taken_together() -> None:

@@ -67,6 +67,12 @@ class RolloutKeys:
     """Texts that end a response, as the end token does; they stay in the response."""
     max_rows: int | None = key(ABOVE_0, at_resume=AtResume.rounding, unread=[LIMITS_ROWS])
     """Responses that a rank decodes at once, while others wait; null: all responses of the rank."""
+    mean_response_tokens: int | None = key(
+        ABOVE_0,
+        at_resume=AtResume.rounding,
+        unread=[FAST, GPU, GRAPHS, needs("environment.kind", "none")],
+    )
+    """Expected mean length, for which the KV cache has room; null: room for the maximum length."""
     reuse_logprobs: When = key(affects=ONLY_PPO, unread=[LOGPROBS])
     """Train on the rollout's log-probs. auto: if they agree with training; always: backend=fast."""
     max_logprob_mismatch: float = key(
@@ -86,6 +92,9 @@ def check_rollout(rollout: RolloutConfig) -> None:
     broken = {
         f"rollout.stop={rollout.stop}: an empty text would end every response at its first token; "
         "remove the empty text from the list": "" in rollout.stop,
+        f"rollout.mean_response_tokens={rollout.mean_response_tokens} is above "
+        f"rollout.max_response_tokens={rollout.max_response_tokens}; use at most the maximum, or "
+        "null": (rollout.mean_response_tokens or 0) > rollout.max_response_tokens,
         f"rollout.reuse_logprobs=always with rollout.backend={rollout.backend}: only "
         "rollout.backend=fast measures log-probs as training does; use rollout.backend=fast, or "
         "rollout.reuse_logprobs=auto": (

@@ -1,9 +1,10 @@
 """The Triton kernels of attention_gpu.py: attention of one new token per row over a KV cache.
 
 ``attend`` reads the keys and values of each row, one chunk of columns after another and one block
-of a chunk at a time, and writes a result per chunk. ``combine`` averages these. The chunks of a row
-depend on its length only, so its result is the same however many programs share its chunks, and
-whatever other rows there are (https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+of a chunk at a time, and writes a result per chunk; each chunk is in one page of the KV cache.
+``combine`` averages these. The chunks of a row depend on its length only, so its result is the same
+however many programs share its chunks, wherever its pages are, and whatever other rows there are
+(https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 """
 
 from __future__ import annotations
@@ -15,29 +16,38 @@ TILE: tl.constexpr = tl.constexpr(16)  # chunks that ``combine`` reads at a time
 
 
 @triton.jit
-def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr):
+def attend(
+    newest, kv_cache, pages, positions, parts, strides, SIZES: tl.constexpr, BLOCK: tl.constexpr
+):
     """Store the newest key and value at the row's position; write the attention over each chunk.
 
-    ``newest`` are queries, keys and values. ``parts`` are each chunk's mean of the values and
-    log-sum-exp of the scores, in fp32. ``strides`` are the token and head strides of ``newest``,
-    the strides of ``kv_cache`` from keys to values and from head to head, and the number of chunks
-    of a row of ``parts``. SIZES are the query heads per key/value head and the head size, then both
-    rounded up to powers of two, and the columns of a chunk. The newest key and value are part of
-    chunk 0. They come from registers, so that the loop need not wait for their store.
+    ``newest`` are queries, keys and values; ``pages`` are each row's pages of ``kv_cache``.
+    ``parts`` are each chunk's mean of the values and log-sum-exp of the scores, in fp32.
+    ``strides`` are the token and head strides of ``newest``, the strides of ``kv_cache`` from keys
+    to values and from head to head, the number of chunks of a row of ``parts``, and the row stride
+    of ``pages``. SIZES are the query heads per key/value head and the head size, then both rounded
+    up to powers of two, the columns of a chunk, and 1 if each chunk has a page, 0 if each row has
+    one. The newest key and value are part of chunk 0. They come from registers, so that the loop
+    need not wait for their store.
     """
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)  # int64: offsets may exceed 2^31
     group, at = tl.arange(0, SIZES[2]), tl.arange(0, SIZES[3])
     heads, is_part = (head * SIZES[0] + group)[:, None], at < SIZES[1]
     is_query = (group < SIZES[0])[:, None] & is_part[None, :]
     position = tl.load(positions + row)
-    keys = kv_cache + (row * tl.num_programs(1) + head) * strides[7]
-    values = keys + strides[6]
+    pages += row * strides[9]
     q = tl.load(newest[0] + row * strides[0] + heads * strides[1] + at[None, :], is_query, 0.0)
     k = tl.load(newest[1] + row * strides[2] + head * strides[3] + at, is_part, 0.0)
     v = tl.load(newest[2] + row * strides[4] + head * strides[5] + at, is_part, 0.0)
+    keys = kv_cache + (tl.load(pages) * tl.num_programs(1) + head) * strides[7]  # of the first page
     if tl.program_id(2) == 0:
-        tl.store(keys + position * SIZES[1] + at, k, is_part)
-        tl.store(values + position * SIZES[1] + at, v, is_part)
+        place = keys + position * SIZES[1]
+        if SIZES[5]:
+            page = tl.load(pages + position // SIZES[4])
+            place = kv_cache + (page * tl.num_programs(1) + head) * strides[7]
+            place += position % SIZES[4] * SIZES[1]
+        tl.store(place + at, k, is_part)
+        tl.store(place + strides[6] + at, v, is_part)
     scale = SIZES[1] ** -0.5
     score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
     chunks = tl.minimum(tl.maximum(tl.cdiv(position, SIZES[4]), 1), strides[8])
@@ -48,6 +58,10 @@ def attend(newest, kv_cache, positions, parts, strides, SIZES: tl.constexpr, BLO
         mixed = tl.full([SIZES[2], SIZES[3]], 0.0, tl.float32)
         mixed += tl.where(has_newest, v.to(tl.float32), 0.0)[None, :]
         start = chunk * SIZES[4]
+        if SIZES[5]:  # where the key of column 0 would be, if the chunk's page held all columns
+            keys = kv_cache + (tl.load(pages + chunk) * tl.num_programs(1) + head) * strides[7]
+            keys -= start * SIZES[1]
+        values = keys + strides[6]
         for first in range(start, tl.minimum(start + SIZES[4], position), BLOCK):
             column = first + tl.arange(0, BLOCK)
             is_earlier, place = column < position, column * SIZES[1]

@@ -41,9 +41,9 @@ def logprobs_kernel(logits: Tensor) -> GpuLogprobKernel | None:
     return GpuLogprobKernel(logprobs_triton)
 
 
-def attention_kernel(kv_cache_2RKLD: Tensor, _group: int) -> GpuAttention | None:
+def attention_kernel(dtype: torch.dtype) -> GpuAttention | None:
     """Return the kernel for attention of one new token per row over a KV cache, or None."""
-    if kv_cache_2RKLD.dtype not in DTYPES:
+    if dtype not in DTYPES:
         return None
     from rlhf.kernels.gpu import attention_triton
 

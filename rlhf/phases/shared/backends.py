@@ -85,6 +85,7 @@ def build_rollout_backend(
         FastSettings(
             dtype=TORCH_DTYPES[dtype],
             max_rows=rows,
+            mean_tokens=rollout.mean_response_tokens,
             gather_weights=rollout.gather_weights,
             cuda_graphs=rollout.cuda_graphs,
         ),

@@ -17,7 +17,7 @@ from torch import Tensor
 from rlhf.base.decoder_modules import BlockModules, BlockOrder, DecoderModules
 from rlhf.kernels.cpu.decode import Combine, DecodeProgram, HeadsAt, load_decode_library
 from rlhf.kernels.kernel_checks import Pairs, use_if_equal
-from rlhf.rollout.decoders.decoder import Texts
+from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.fused import TOLERANCES, FusedDecoder
 from rlhf.rollout.decoders.layers import AdapterOf, LayerBuilder
 from rlhf.rollout.decoders.projections import ACTIVATIONS
@@ -69,7 +69,7 @@ def _compare_with_fused(
         yield decoder.decode(ids[:, step], at), plain.decode(ids[:, step], at)
 
 
-class CompiledDecoder:
+class CompiledDecoder(KvCache):
     """A ``PackingDecoder`` for models of the known families on a CPU.
 
     A forward pass gets one list of tokens without padding, with each token's row and position. A

@@ -12,11 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlhf.base.decoder_modules import DecoderModules
 from rlhf.base.types import copy_to_device
-from rlhf.kernels.gpu.attention_gpu import CHUNK
+from rlhf.kernels.gpu.attention_gpu import CHUNK, count_shared_pages
 from rlhf.kernels.kernel_checks import use_if_equal
 from rlhf.rollout.decoders.decoder import KvCache, Newest, Texts
 from rlhf.rollout.decoders.fused import FusedDecoder
+from rlhf.rollout.decoders.layers import AdapterOf
+from rlhf.rollout.decoders.pages import PageTable
 from rlhf.rollout.sampling import Drawn, SamplingSettings, draw_tokens, stack_token_logprobs
 
 COLUMNS = 128  # the KV cache length of a graph is a multiple of this number
@@ -30,21 +33,36 @@ class Extent(NamedTuple):
 
     rows: int  # number of rows of the KV cache that decode
     parked: int  # further rows of the KV cache, for paused requests
-    columns: int  # columns of the KV cache, a multiple of COLUMNS
+    columns: int  # most tokens of a row, a multiple of COLUMNS
+    pages: int  # of CHUNK columns, which the rows share; 0 if each row has room for all columns
     requests: int
     draws: int  # maximum number of random numbers per request
 
     @classmethod
-    def from_rollout(cls, rows: int, tokens: int, draws_NT: Tensor, *, parked: int = 0) -> Extent:
-        """Return the extent to decode ``rows`` sequences of up to ``tokens`` tokens at once."""
-        return cls(rows, parked, _round_up_columns(tokens), *draws_NT.shape)
+    def from_rollout(
+        cls,
+        rows: int,
+        tokens: int,
+        draws_NT: Tensor,
+        *,
+        parked: int = 0,
+        mean_tokens: int | None = None,
+    ) -> Extent:
+        """Return the extent to decode ``rows`` sequences of up to ``tokens`` tokens at once.
+
+        With ``mean_tokens``, the rows share pages for so many tokens per row.
+        """
+        pages = 0 if mean_tokens is None else count_shared_pages(rows, tokens, mean_tokens)
+        return cls(rows, parked, _round_up_columns(tokens), pages, *draws_NT.shape)
 
     def covers(self, other: Extent) -> bool:
         """Return True if a decoder of this extent serves ``other`` with bit-identical results.
 
-        The numbers of rows must be equal, because the shapes of the graphs depend on them.
+        The numbers of rows must be equal, because the shapes of the graphs depend on them. Shared
+        pages hold fewer tokens than rows with a page each.
         """
-        return self.rows == other.rows and all(a >= b for a, b in zip(self, other, strict=True))
+        is_equal = self.rows == other.rows and bool(self.pages) == bool(other.pages)
+        return is_equal and all(a >= b for a, b in zip(self, other, strict=True))
 
 
 def _round_up_columns(tokens: int) -> int:
@@ -89,8 +107,10 @@ class GraphedDecoder(KvCache):
 
     The next step is launched before the host reads a step's tokens, so that the GPU does not wait
     for the host. A row that has ended decodes on, unread, until a prefill needs it or fewer rows
-    fit a smaller graph: until then rows are not moved in the KV cache. With top-p no step is
-    launched ahead, because rows may have to be drawn again.
+    fit a smaller graph. With top-p no step is launched ahead, because rows may have to be drawn
+    again.
+
+    Rows take pages of the KV cache as they grow. Moving a row moves no keys and values.
     """
 
     rows_are_exact = FusedDecoder.rows_are_exact
@@ -98,14 +118,25 @@ class GraphedDecoder(KvCache):
 
     def __init__(
         self,
-        decoder: FusedDecoder,
+        parts: DecoderModules,
+        adapter_of: AdapterOf,
         sampling: SamplingSettings,
         *,
         end_ids: Sequence[int],
         extent: Extent,
+        dtype: torch.dtype,
         weights: list[int],
     ) -> None:
-        self._decoder = decoder
+        rows = extent.rows + extent.parked
+        self._decoder = decoder = FusedDecoder(
+            parts,
+            adapter_of,
+            rows=rows,
+            tokens=extent.columns,
+            dtype=dtype,
+            num_pages=extent.pages,
+        )
+        self._pages = PageTable(decoder.attention)
         self.sampling = sampling  # of the current rollout
         self._end_ids = end_ids
         self._extent = extent
@@ -121,8 +152,7 @@ class GraphedDecoder(KvCache):
         largest = [any_id, decoder.last_position, any_id, extent.draws - 1]
         added_and_largest = torch.tensor([[0, 1, 0, 1], largest], device=device)
         self._added_41, self._largest_41 = added_and_largest[..., None].unbind()
-        self._places = list(range(extent.rows + extent.parked))  # each row's row of the KV cache
-        self._longest = 0  # columns that any row has used
+        self._places = list(range(rows))  # each row's row of the graphs and of the page table
         self._next: _LaunchedStep | None = None  # the step that was launched ahead
         # A step's tokens are copied to one buffer while the host reads the other.
         self._buffers = [*torch.zeros(2, 2 * extent.rows, dtype=torch.float64).pin_memory()]
@@ -145,9 +175,20 @@ class GraphedDecoder(KvCache):
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return their logits (N, V)."""
-        self._put_rows_in_place(first_row)
-        self._longest = max(self._longest, max(texts.starts or [0]) + max(texts.lengths))
+        starts = texts.starts or [0] * len(texts.lengths)
+        self._put_rows_in_place(first_row + (len(starts) if texts.starts else 0))
+        ends = [start + length for start, length in zip(starts, texts.lengths, strict=True)]
+        self._pages.extend(dict(enumerate(ends, start=first_row)))
+        self._pages.upload()
         return self._decoder.prefill(texts, first_row=first_row)
+
+    def has_room(self, lengths: Sequence[int]) -> bool:
+        """Return True if there are pages for rows of these ``lengths``, in tokens."""
+        return self._pages.has_room(lengths)
+
+    def _extend_rows(self, rows: dict[int, Newest]) -> bool:
+        """Give ``rows`` the pages that they need for these tokens; return False if too few."""
+        return self._pages.extend({row: each.position + 1 for row, each in rows.items()})
 
     def decode_and_draw(
         self, newest: list[Newest], draws_NT: Tensor, *, leads: bool = True
@@ -165,11 +206,14 @@ class GraphedDecoder(KvCache):
         if step is None or not step.decodes(rows):
             self._put_rows_in_place(len(newest))
             rows = dict(enumerate(newest))
+            has_pages = self._extend_rows(rows)
+            assert has_pages, "the caller asks has_room before rows grow"
             step = self._launch(rows)
         fits_smaller_graph = self._num_rows(len(newest)) < self._num_rows(max(rows) + 1)
         leads &= self.sampling.top_p >= 1.0 and not fits_smaller_graph
         following = {row: _successor(each, -1) for row, each in rows.items()}
-        if leads and self._shape_of(following) in self._replays:  # a capture would lose the tokens
+        leads &= self._shape_of(following) in self._replays  # a capture would lose the tokens
+        if leads and self._extend_rows(following):
             self._next = self._launch(following)
         step.is_copied.synchronize()
         drawn_2B = step.drawn_2R[:, list(rows)]
@@ -183,11 +227,11 @@ class GraphedDecoder(KvCache):
     def _launch(self, rows: dict[int, Newest]) -> _LaunchedStep:
         """Launch the step that decodes ``rows``; tokens of -1 are on the GPU already."""
         shape, last = self._shape_of(rows), max(each.position for each in rows.values())
-        self._longest = max(self._longest, last + 1)
+        self._pages.upload()
         replay = self._get_replay(shape, last=last)
         is_known = all(each.token < 0 or self._known.get(row) == each for row, each in rows.items())
         if not is_known:
-            # Unused rows write to their first columns, which the next prompt overwrites.
+            # Unused rows have no pages: they write to a page that nobody reads.
             newest = [rows.get(row, Newest(0, 0, 0, 0)) for row in range(self._extent.rows)]
             newest_4R = torch.tensor(newest).T.contiguous()
             self._newest_4R.copy_(newest_4R.pin_memory(), non_blocking=True)
@@ -204,7 +248,7 @@ class GraphedDecoder(KvCache):
         """Return the shape of the step that decodes ``rows``."""
         longest = max(each.position for each in rows.values()) + 1
         columns = self._extent.columns
-        if self._decoder.reads_whole_columns:
+        if self._decoder.attention.reads_whole_columns:
             columns = _round_up_columns(longest)
         elif longest <= CHUNK:
             columns = min(columns, CHUNK)
@@ -215,28 +259,25 @@ class GraphedDecoder(KvCache):
         return min(1 << (used - 1).bit_length(), self._extent.rows)
 
     def _put_rows_in_place(self, count: int) -> None:
-        """Move the first ``count`` rows to the rows of the KV cache of the same numbers.
-
-        These are free: a row was taken from its own place only if it is now one of the others.
-        """
-        for row, place in enumerate(self._places[:count]):
-            if row != place:
-                self._decoder.copy_row(place, row, columns=self._longest)
+        """Make the first ``count`` rows those of the same numbers in the table, and free others."""
+        self._pages.keep(self._places[:count], below=self._extent.rows)
         self._places.sort()
 
-    def move_row(self, source: int, target: int, *, columns: int) -> None:
-        """Move row ``source`` to ``target``; copy it only if one of them is a paused row."""
+    def move_row(self, source: int, target: int, *, columns: int) -> None:  # noqa: ARG002
+        """Move row ``source`` to ``target`` by moving its pages, or the place of its pages."""
         places, decodes = self._places, [row < self._extent.rows for row in (source, target)]
         if all(decodes):
             places[source], places[target] = places[target], places[source]
             return
         if decodes[1]:
             self._put_rows_in_place(target)
-        self.copy_row(source, target, columns=columns)
+        self._pages.move(places[source], places[target])
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._decoder.copy_row(self._places[source], self._places[target], columns=columns)
+        source, target = self._places[source], self._places[target]
+        self._pages.extend({target: columns})
+        self._pages.copy(source, target, columns=columns)
 
     def _decode_step(self, shape: _Shape) -> _Step:
         """Decode the newest tokens of the first rows and replace them with drawn tokens.

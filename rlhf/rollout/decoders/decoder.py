@@ -6,6 +6,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -43,6 +44,13 @@ class KvCache(Protocol):
 
         Returns the logits (N, V) after each text's last token.
         """
+
+    def has_room(self, lengths: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return True if the KV cache can hold rows of these ``lengths``, in tokens.
+
+        In this implementation each row has room for the longest text.
+        """
+        return True
 
     def move_row(self, source: int, target: int, *, columns: int) -> None:
         """Move row ``source``, which holds ``columns`` tokens, to row ``target``.

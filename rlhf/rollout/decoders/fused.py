@@ -1,23 +1,17 @@
 """Decoding in torch for the model families of families.yaml, with few operations per token.
 
-Shapes: R = rows of the KV cache, B = rows in use, N = prompts, P = tokens per padded prompt, T =
-all tokens of a forward pass, L = columns of the KV cache, Q = query heads, K = key/value heads, D =
-head size, H = hidden size, V = vocabulary. A layer's KV cache ``kv_cache_2RKLD`` holds keys, then
-values.
+Shapes: B = rows in use, N = prompts, P = tokens per padded prompt, T = all tokens of a forward
+pass, D = head size, H = hidden size, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlhf.base.decoder_modules import BlockOrder, DecoderModules
 from rlhf.base.types import copy_to_device
-from rlhf.kernels import kernels_for
+from rlhf.rollout.decoders.attention import Attend, Heads, PagedAttention, join_attention
 from rlhf.rollout.decoders.decoder import KvCache, Texts
 from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryEmbedding
 
@@ -26,129 +20,11 @@ from rlhf.rollout.decoders.layers import AdapterOf, Layer, LayerBuilder, RotaryE
 TOLERANCES = {torch.float32: 0.02, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
-class Heads(NamedTuple):
-    """Queries, keys and values of one layer."""
-
-    query_TQD: Tensor
-    key_TKD: Tensor
-    value_TKD: Tensor
-
-
-Attend = Callable[[Tensor, Heads], Tensor]  # stores heads in a KV cache; returns (T, Q, D)
-
-
-class CacheAttention:
-    """A builder of attention functions, one per forward pass, which all layers share."""
-
-    def __init__(self, parts: DecoderModules, kv_cache_2RKLD: Tensor) -> None:
-        self._parts = parts
-        self._device = kv_cache_2RKLD.device
-        self._dtype = kv_cache_2RKLD.dtype
-        group = parts.num_heads // parts.num_kv_heads
-        self._kernel = kernels_for(self._device.type).attention_kernel(kv_cache_2RKLD, group)
-        # True if a decode step reads the same columns of the KV cache in every row.
-        self.reads_whole_columns = self._kernel is None
-
-    def build_text_attention(self, texts: Texts, first_row: int) -> Attend:
-        """Build the attention function for texts in the rows from ``first_row`` on."""
-        if texts.starts is not None:
-            return self._build_added_attention(texts.ids_NP, texts.lengths, texts.starts, first_row)
-        num_prompts, num_columns = texts.ids_NP.shape
-        rows = slice(first_row, first_row + num_prompts)
-
-        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-            query, key, value = (
-                x.view(num_prompts, num_columns, *x.shape[1:]).transpose(1, 2) for x in heads
-            )
-            kv_cache_2RKLD[0, rows, :, :num_columns] = key
-            kv_cache_2RKLD[1, rows, :, :num_columns] = value
-            # With causal attention no token attends to the padding on its right.
-            mixed_NQPD = functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-            )
-            return mixed_NQPD.transpose(1, 2).flatten(0, 1)
-
-        return attend
-
-    def _build_added_attention(
-        self, ids_NP: Tensor, lengths: list[int], starts: list[int], first_row: int
-    ) -> Attend:
-        """Build the attention function for texts that follow the tokens in their rows."""
-        num_texts, num_columns = ids_NP.shape
-        parts, device = self._parts, self._device
-        longest = max(start + length for start, length in zip(starts, lengths, strict=True))
-        starts_N1, lengths_N1 = copy_to_device(torch.tensor([starts, lengths]), device)[..., None]
-        places_NP = starts_N1 + torch.arange(num_columns, device=device)
-        is_text_T = (places_NP < starts_N1 + lengths_N1).flatten()
-        texts_T = torch.arange(num_texts, device=device).repeat_interleave(num_columns)[is_text_T]
-        rows_T, places_T = first_row + texts_T, places_NP.flatten()[is_text_T]
-        hidden_NPL = torch.arange(longest, device=device) > places_NP[..., None]
-        mask_N1PL = self._build_additive_mask(hidden_NPL)[:, None]
-        rows = slice(first_row, first_row + num_texts)
-
-        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-            keys_RKLD, values_RKLD = kv_cache_2RKLD.unbind()
-            keys_RKLD[rows_T, :, places_T] = heads.key_TKD[is_text_T]
-            values_RKLD[rows_T, :, places_T] = heads.value_TKD[is_text_T]
-            query_NPQD = heads.query_TQD.view(num_texts, num_columns, -1, parts.head_dim)
-            mixed_NQPD = functional.scaled_dot_product_attention(
-                query_NPQD.transpose(1, 2),
-                keys_RKLD[rows, :, :longest],
-                values_RKLD[rows, :, :longest],
-                attn_mask=mask_N1PL,
-                enable_gqa=parts.num_heads != parts.num_kv_heads,
-            )
-            return mixed_NQPD.transpose(1, 2).flatten(0, 1)
-
-        return attend
-
-    def build_decode_attention(self, positions_B: Tensor, columns: int) -> Attend:
-        """Build the attention function for one new token in each of the first B rows."""
-        kernel, num_rows, parts = self._kernel, len(positions_B), self._parts
-        if kernel is not None:
-            return lambda kv_cache_2RKLD, heads: kernel(
-                *heads, kv_cache_2RKLD[:, :, :, :columns], positions_B
-            )
-        rows_B = torch.arange(num_rows, device=self._device)
-        hidden_BL = torch.arange(columns, device=self._device) > positions_B[:, None]
-        mask_B11L = self._build_additive_mask(hidden_BL)[:, None, None]
-        grouped = (num_rows, parts.num_kv_heads, -1, parts.head_dim)
-
-        def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-            keys_RKLD, values_RKLD = kv_cache_2RKLD.unbind()
-            keys_RKLD[rows_B, :, positions_B] = heads.key_TKD
-            values_RKLD[rows_B, :, positions_B] = heads.value_TKD
-            # Fold grouped query heads into the sequence dimension so that K and V need no repeat.
-            return functional.scaled_dot_product_attention(
-                heads.query_TQD.reshape(grouped),
-                keys_RKLD[:num_rows, :, :columns],
-                values_RKLD[:num_rows, :, :columns],
-                attn_mask=mask_B11L,
-            ).reshape(num_rows, parts.num_heads, parts.head_dim)
-
-        return attend
-
-    def _build_additive_mask(self, hidden: Tensor) -> Tensor:
-        """Return a mask to add to attention scores: -inf where ``hidden`` is True, 0 elsewhere."""
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(hidden, -torch.inf)
-
-
-def join_attention(attend_newest: Attend, attend_prompts: Attend, num_rows: int) -> Attend:
-    """Join functions: ``attend_newest`` gets the first ``num_rows`` tokens, the other the rest."""
-
-    def attend(kv_cache_2RKLD: Tensor, heads: Heads) -> Tensor:
-        newest_BQD = attend_newest(kv_cache_2RKLD, Heads(*(x[:num_rows] for x in heads)))
-        prompts_TQD = attend_prompts(kv_cache_2RKLD, Heads(*(x[num_rows:] for x in heads)))
-        return torch.cat([newest_BQD, prompts_TQD])
-
-    return attend
-
-
 class FusedDecoder(KvCache):
     """A ``PackingDecoder`` for models of the known families with one of ``ACTIVATIONS``.
 
-    Only attention depends on a token's row; other layers treat a pass's tokens as one list.
+    Only attention depends on a token's row; other layers treat a pass's tokens as one list. With
+    ``num_pages`` the caller sets which pages of the KV cache rows use, as ``PagedAttention`` says.
     """
 
     rows_are_exact = False  # with more rows, a matrix product may sum in another order
@@ -162,10 +38,10 @@ class FusedDecoder(KvCache):
         rows: int,
         tokens: int,
         dtype: torch.dtype,
+        num_pages: int | None = None,
     ) -> None:
         builder = LayerBuilder(parts, adapter_of, dtype)
         self._parts = parts
-        self._dtype = dtype
         self._device: torch.device = parts.tokens.weight.device
         self._layers = [builder.build_layer(block) for block in parts.blocks]
         self._final = [builder.build_norm_or_projection(module) for module in parts.final]
@@ -173,16 +49,14 @@ class FusedDecoder(KvCache):
         self._embed = builder.build_embedding()
         self._rotary = builder.build_rotary_embedding(tokens)
         self._casts = builder.casts
-        shape = (len(self._layers), 2, rows, parts.num_kv_heads, tokens, parts.head_dim)
-        # Zeros, because masked columns are multiplied by 0, and 0 times NaN is NaN.
-        self._kv_cache = torch.zeros(shape, dtype=dtype, device=self._device)
-        self._attention = CacheAttention(parts, self._kv_cache[0])
-        self.reads_whole_columns = self._attention.reads_whole_columns
+        self.attention = PagedAttention(
+            parts, rows=rows, tokens=tokens, dtype=dtype, num_pages=num_pages
+        )
 
     @property
     def last_position(self) -> int:
         """Return the largest position that a token may have."""
-        columns, learned = self._kv_cache.shape[-2], self._parts.positions
+        columns, learned = self.attention.columns, self._parts.positions
         limit = columns if learned is None else len(learned.weight) - self._parts.position_offset
         return min(columns, limit) - 1
 
@@ -194,7 +68,7 @@ class FusedDecoder(KvCache):
 
     def prefill(self, texts: Texts, *, first_row: int) -> Tensor:
         """Prefill texts into the rows from ``first_row`` on; return logits (N, V)."""
-        attend = self._attention.build_text_attention(texts, first_row)
+        attend = self.attention.build_text_attention(texts, first_row)
         x_TH = self._run_blocks(texts.ids_NP.flatten(), self._text_positions(texts), attend)
         return self._compute_logits(x_TH[self._last_token_indices(texts)])
 
@@ -208,7 +82,7 @@ class FusedDecoder(KvCache):
 
         The host never waits for the value of a tensor, so a CUDA graph can capture this.
         """
-        attend = self._attention.build_decode_attention(positions_B, columns)
+        attend = self.attention.build_decode_attention(positions_B, columns)
         return self._compute_logits(self._run_blocks(ids_B, positions_B, attend))
 
     def decode_and_prefill(self, ids_B: Tensor, positions: list[int], texts: Texts) -> Tensor:
@@ -217,8 +91,8 @@ class FusedDecoder(KvCache):
         positions_B = copy_to_device(torch.tensor(positions), self._device)
         positions_T = torch.cat([positions_B, self._text_positions(texts)])
         attend = join_attention(
-            self._attention.build_decode_attention(positions_B, max(positions) + 1),
-            self._attention.build_text_attention(texts, num_rows),
+            self.attention.build_decode_attention(positions_B, max(positions) + 1),
+            self.attention.build_text_attention(texts, num_rows),
             num_rows,
         )
         x_TH = self._run_blocks(torch.cat([ids_B, texts.ids_NP.flatten()]), positions_T, attend)
@@ -227,7 +101,7 @@ class FusedDecoder(KvCache):
 
     def copy_row(self, source: int, target: int, *, columns: int) -> None:
         """Copy the KV cache of ``columns`` tokens from row ``source`` to row ``target``."""
-        self._kv_cache[:, :, target, :, :columns] = self._kv_cache[:, :, source, :, :columns]
+        self.attention.copy_page(source, target, columns=columns)
 
     def _text_positions(self, texts: Texts) -> Tensor:
         """Return the tokens' positions (N * P); padding is clamped to columns of the KV cache."""
@@ -236,7 +110,7 @@ class FusedDecoder(KvCache):
         if texts.starts is None:
             return columns_P.repeat(num_texts)
         starts_N1 = copy_to_device(torch.tensor(texts.starts), self._device)[:, None]
-        return (starts_N1 + columns_P).clamp(max=self._kv_cache.shape[-2] - 1).flatten()
+        return (starts_N1 + columns_P).clamp(max=self.attention.columns - 1).flatten()
 
     def _last_token_indices(self, texts: Texts) -> Tensor:
         """Return the indices (N) of the texts' last tokens among all N * P tokens."""
@@ -248,7 +122,7 @@ class FusedDecoder(KvCache):
         """Run all blocks on the tokens; return the hidden states (T, H)."""
         order, x = self._parts.order, self._embed(ids_T, positions_T)
         rotary = None if self._rotary is None else self._rotary.select_rows(positions_T[:, None])
-        for layer, kv_cache in zip(self._layers, self._kv_cache, strict=True):
+        for layer, kv_cache in zip(self._layers, self.attention.kv_cache, strict=True):
             normed = x if order is BlockOrder.norm_last else layer.attention_norm(x)
             heads = self._compute_heads(layer, normed, rotary)
             attended = layer.output.project_and_add(attend(kv_cache, heads).flatten(1), x)

@@ -69,7 +69,7 @@ def check_adamw(name: str, last: str, **flags: bool) -> None:
 def compile_aligned(
     function: Any, signature: dict[str, Any], fixed: dict[str, Any], odd: set[str], **how: Any
 ) -> CompiledKernel:
-    """Compile a kernel whose arguments are multiples of 16, except ``odd`` and the last stride."""
+    """Compile a kernel whose arguments are multiples of 16, except ``odd`` and the last strides."""
     multiples: list[tuple[int, ...]] = []
     for at, (name, kind) in enumerate(signature.items()):
         parts = [(at,)] if isinstance(kind, str) else [(at, i) for i in range(len(kind))]
@@ -84,31 +84,36 @@ def compile_aligned(
 
 
 def check_attention(dtype: str, group: int, size: int, capability: int) -> None:
-    """Compile both kernels of attention."""
-    fixed = attention.choose_kernel_constants(group, size, DTYPES[dtype])
+    """Compile both kernels of attention, of which the first reads pages or whole rows."""
+    whole_rows, paged = (
+        attention.choose_kernel_constants(group, size, DTYPES[dtype], is_paged=is_paged)
+        for is_paged in (False, True)
+    )
     heads, parts = f"{dtype}, {group} heads of {size}", ("*fp32",) * 2
     signature = {
         "newest": (f"*{dtype}",) * 3,
         "kv_cache": f"*{dtype}",
+        "pages": "*i64",
         "positions": "*i64",
         "parts": parts,
-        "strides": ("i32",) * 9,
+        "strides": ("i32",) * 10,
     }
     how = {"capability": capability, "name": f"attend, {heads}"}
     options = {"num_warps": attention.WARPS, **attention.FUSED}
     if capability == max(HEADS):  # of rows that are a single chunk
         whole = {**signature, "parts": (f"*{dtype}", "*fp32")}
-        compile_aligned(attention_triton.attend, whole, fixed, set(), **how, options=options)
-    kernel = compile_aligned(
-        attention_triton.attend, signature, fixed, set(), **how, options=options
-    )
-    # Of the key head: by its query heads, if it has several, and by the strides of keys and values.
-    narrow = 2 + (group > 1)
-    assert count_narrow_products(kernel) == narrow, f"{heads}: only offsets of heads fit 32 bits"
+        compile_aligned(attention_triton.attend, whole, whole_rows, set(), **how, options=options)
+    for fixed in (whole_rows, paged):
+        kernel = compile_aligned(
+            attention_triton.attend, signature, fixed, set(), **how, options=options
+        )
+        # Of the key head: by its query heads, if several, and by the stride from keys to values.
+        narrow = 2 + (group > 1)
+        assert count_narrow_products(kernel) == narrow, f"{heads}: only offsets of heads fit"
     signature = {"parts": parts, "positions": "*i64", "out": f"*{dtype}", "chunks": "i32"}
     how["name"] = f"combine, {heads}"
     options["num_warps"] = 1
-    sizes = {"SIZES": fixed["SIZES"]}
+    sizes = {"SIZES": paged["SIZES"]}
     kernel = compile_aligned(
         attention_triton.combine, signature, sizes, {"chunks"}, **how, options=options
     )

@@ -27,7 +27,7 @@ GPU = torch.device("cuda", 0)
         lambda kernels: kernels.adamw_kernel([5], GPU, torch.float32),
         lambda kernels: kernels.average_kernel([5], GPU),
         lambda kernels: kernels.logprobs_kernel(torch.ones(2, 3, device=GPU)),
-        lambda kernels: kernels.attention_kernel(torch.ones(2, 1, 1, 4, 16, device=GPU), 1),
+        lambda kernels: kernels.attention_kernel(torch.ones(2, 2, 1, 4, 16, device=GPU), 1),
     ],
     ids=["adamw", "average", "logprobs", "attention"],
 )

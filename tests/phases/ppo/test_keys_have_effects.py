@@ -222,6 +222,8 @@ def sampling(config: RunConfig) -> list[Any]:
         found += [rollout.gather_weights]
     if is_fast and config.hardware.device is Device.cuda:
         found += [rollout.cuda_graphs, rollout.keep_graphs if rollout.cuda_graphs else None]
+        shares = rollout.cuda_graphs and not config.environment.is_used
+        found += [rollout.mean_response_tokens if shares else None]
     reuse = LogprobReuse(rollout, config.ppo, build_hooks(config))
     responses = rollout_of_a_step().responses
     if not rollout.backend.measures_logprobs:
