@@ -204,7 +204,8 @@ class Evaluator:
             source = ModelSource.from_config(config.reward_model, key="reward_model")
         else:
             return None  # without PPO, a run may have no reward model
-        scorer = build_scorer(source, self.context.tokenizer, seed=0)
+        place = build_parameter_placer(Role.reward, **self._shared)
+        scorer = build_scorer(source, self.context.tokenizer, seed=0, shard=place)
         model = complete_reward_model(scorer, source, read_frozen_keys(self.context.run_dir))
         return self._build_frozen_engine(model, Role.reward)
 

@@ -140,10 +140,15 @@ class Plan:
         These are models with random weights, and with adapters that are merged. Others are read
         from the file piece by piece.
         """
-        at = MemorySetting(machine=self.machine, zero=self.config.zero)
-        is_whole = self.config.model.init is ModelInit.random or self.config.lora.rank > 0
-        models = (model for models in self.models.values() for model in models if is_whole)
-        whole = max((m.weights for m in models if at.runs_on_torch(m)), default=0)
+        config, at = self.config, MemorySetting(machine=self.machine, zero=self.config.zero)
+
+        def is_whole(model: ModelUse) -> bool:
+            start = config.reward_model if model.is_scorer else config.model
+            is_random = start.init is ModelInit.random
+            return at.runs_on_torch(model) and (is_random or config.lora.rank > 0)
+
+        models = (model for models in self.models.values() for model in models)
+        whole = max((model.weights for model in models if is_whole(model)), default=0)
         return SINGLE * whole * self.machine.ranks_per_node
 
     @property

@@ -216,6 +216,9 @@ def test_the_hosts_memory_is_a_limit_too(compose: Compose) -> None:
     # One GPU's engine makes its weights from 6.7e9 numbers of 4 bytes in the host's memory.
     reason = plan_run(small).misfit_reason or ""
     assert "(0 offloaded, 25 while a model is loaded, 2 for processes)" in reason
+    words = ("hardware=a100_80g", "zero=stage0", "phase=reward", "reward_model.init=random")
+    scorer = run_of(compose, *words, "model=opt_125m", "model@reward_model=opt_1.3b")
+    assert plan_run(scorer).loaded_bytes == pytest.approx(1.3e9 * 4, rel=0.02)
     drive = changed(config, hardware={"host_memory_gib": 100}, zero={"nvme_path": "/nvme"})
     assert plan_run(drive).fits
 

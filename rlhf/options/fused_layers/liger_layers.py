@@ -33,13 +33,19 @@ def select_fusing(
     return [] if is_replaced or find_spec("liger_kernel") is None else [fuse_fitting_layers]
 
 
+def find_misfit(fields: Mapping[str, Any]) -> str | None:
+    """Return the field of a model's config, with its value, that Liger does not fit, or None."""
+    family, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
+    if family not in FAMILIES:
+        return f"model_type={family}"
+    return None if activation == "silu" else f"hidden_act={activation}"
+
+
 def require_fitting_layers(fields: Mapping[str, Any]) -> None:
     """Raise CapabilityError if Liger does not fit a model whose config has these ``fields``."""
-    family, activation = fields.get("model_type"), fields.get("hidden_act", "silu")
-    if family not in FAMILIES or activation != "silu":
-        obstacle = f"hidden_act={activation}" if family in FAMILIES else f"model_type={family}"
+    if (misfit := find_misfit(fields)) is not None:
         raise CapabilityError(
-            f"fused_layers=liger: a model with {obstacle} is not supported, only model_type="
+            f"fused_layers=liger: a model with {misfit} is not supported, only model_type="
             f"{', '.join(FAMILIES)} with hidden_act=silu; use fused_layers=none"
         )
 
@@ -55,11 +61,8 @@ def fuse_fitting_layers(model: PreTrainedModel, _head: tuple[str, ...]) -> None:
 
     Layers that torch.compile replaces stay as they are.
     """
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        return
-    try:
-        require_fitting_layers(model.config.to_dict())
-    except CapabilityError:
+    is_compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    if is_compiled or find_misfit(model.config.to_dict()) is not None:
         return
     shape = (model.config.model_type, model.config.hidden_size)
 
