@@ -94,7 +94,7 @@ def run(tmp_path: Path, compose: Compose) -> Run:
         disturb(live, seed=seed)
         state = whole_state(live).items()
         write = partial(save_adapter, model=live, stream=state, base=str(base))
-        save_model(place, write, tokenizer, description=description)
+        save_model(place, write, tokenizer, description=description, task="text-generation")
         base = place
     return Run(folder, live)
 

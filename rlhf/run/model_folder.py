@@ -49,15 +49,18 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     *,
     description: str,
+    task: str,
     base_model: str | None = None,
 ) -> None:
     """Write a Hugging Face folder: files from ``write(folder)``, tokenizer and model card.
 
-    The hub links the model to ``base_model``, a hub id.
+    The hub lists the model under ``task``, and links it to ``base_model``, a hub id.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    data = ModelCardData(library_name="transformers", tags=["rlhf"], base_model=base_model)
+    data = ModelCardData(
+        library_name="transformers", pipeline_tag=task, tags=["rlhf"], base_model=base_model
+    )
     header = data.to_yaml()
     title = f"{folder.parent.name}/{folder.name}"
     card = ModelCard(f"---\n{header}\n---\n\n# {title}\n\n{description}\n")

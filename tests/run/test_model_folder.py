@@ -31,11 +31,18 @@ def test_a_model_folder_holds_what_was_written_the_tokenizer_and_a_card(tmp_path
         (folder / "weights").write_text("numbers")
 
     tokenizer, folder = small_tokenizer(), tmp_path / "ppo" / "actor"
-    save_model(folder, write, tokenizer, description="What it is.")
+    save_model(folder, write, tokenizer, description="What it is.", task="text-generation")
     assert (folder / "weights").read_text() == "numbers"
     assert type(tokenizer).from_pretrained(folder).get_vocab() == tokenizer.get_vocab()
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert card.endswith("# ppo/actor\n\nWhat it is.\n")
-    save_model(folder, write, tokenizer, description="What it is.", base_model="org/base")
+    save_model(
+        folder,
+        write,
+        tokenizer,
+        description="What it is.",
+        task="text-generation",
+        base_model="org/base",
+    )
     assert (folder / "README.md").read_text().startswith("---\nbase_model: org/base\nlibrary_name:")

@@ -93,6 +93,7 @@ def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
     pretrained = model.generation_config
     model.generation_config = GenerationConfig(
         do_sample=True,
+        max_new_tokens=rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
@@ -138,7 +139,14 @@ def save_export(
         scorer = context.config.reward_model if folder.parent.name == Phase.reward else None
         base = scorer.path if scorer and scorer.path else context.config.model.path
         base = None if base is None or Path(base).exists() or base.count("/") != 1 else base
-        save_model(folder, export.write, tokenizer, description=description, base_model=base)
+        save_model(
+            folder,
+            export.write,
+            tokenizer,
+            description=description,
+            task="text-generation" if answers else "text-classification",
+            base_model=base,
+        )
     else:
         export.write(None)
     context.ranks.barrier()
