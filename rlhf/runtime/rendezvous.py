@@ -24,6 +24,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.launch_mode import LaunchMode, find_slurm_task, launch_mode, read_whole_number
+from rlhf.runtime.rank_output import describe_rank
 from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
@@ -136,7 +137,7 @@ class Rendezvous:
         self._on_loss = on_loss
         self.others: dict[int, Process] = {}  # the processes of the other ranks
         try:
-            self._store, self._rank, self._size = next(rendezvous("env://"))
+            self._store, self.rank, self._size = next(rendezvous("env://"))
         except DistError as error:
             raise RlhfError(f"the ranks did not meet at {_store_address()}: {error}") from error
 
@@ -150,7 +151,7 @@ class Rendezvous:
 
         from rlhf.runtime.peer_monitor import PeerMonitor
 
-        if self._rank == 0:
+        if self.rank == 0:
             assert run_dir is not None
             self._store.set(RUN_DIR_KEY, str(run_dir.resolve()))
         try:
@@ -162,7 +163,8 @@ class Rendezvous:
             master = (os.environ["MASTER_ADDR"], read_whole_number(os.environ, "MASTER_PORT"))
             self._monitor = PeerMonitor(
                 self._store,
-                self._rank,
+                self.rank,
+                name=describe_rank(self.rank, Path(published)),
                 master=master,
                 on_loss=self._on_loss,
                 is_one_machine=os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"],
@@ -197,16 +199,16 @@ class Rendezvous:
         start_process_group(
             config.hardware.device,
             store=self._store,
-            rank=self._rank,
+            rank=self.rank,
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
         this_process = Process(socket.gethostname(), os.getpid())
-        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(this_process))
+        self._store.set(f"{PROCESS_KEY}/{self.rank}", json.dumps(this_process))
         self.others = {
             rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
             for rank in range(self._size)
-            if rank != self._rank
+            if rank != self.rank
         }
 
     def announce_failure(self, reason: str) -> None:
