@@ -30,6 +30,7 @@ from rlhf.runtime.watchdog import Process
 RUN_DIR_KEY = "rlhf/run_dir"
 PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
+WORK_KEY = "rlhf/first_on_node"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
 RANK_VARIABLES = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all
 # Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
@@ -158,7 +159,7 @@ class Rendezvous:
             published = self._store.get(RUN_DIR_KEY).decode()
             if not published:
                 refusal = self._store.get(REFUSAL_KEY).decode()
-                self._store.add(f"{REFUSAL_KEY}/heard", 1)
+                self._let_others_hear()
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
             master = (os.environ["MASTER_ADDR"], read_whole_number(os.environ, "MASTER_PORT"))
             self._monitor = PeerMonitor(
@@ -179,11 +180,41 @@ class Rendezvous:
         """As rank 0, publish the reason why there is no run, instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
-        deadline = time.monotonic() + REFUSAL_WAIT_S  # the store can end with this process
-        while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
-            if time.monotonic() > deadline:
-                return
+        self._let_others_hear()
+
+    def _let_others_hear(self) -> None:
+        """Count this rank among those that have heard a refusal; as rank 0, wait for the others.
+
+        The store can end with the process of rank 0.
+        """
+        deadline = time.monotonic() + (REFUSAL_WAIT_S if self.rank == 0 else 0)
+        heard = self._store.add(f"{REFUSAL_KEY}/heard", 1)
+        while heard < self._size and time.monotonic() < deadline:
             time.sleep(0.1)
+            heard = self._store.add(f"{REFUSAL_KEY}/heard", 0)
+
+    def run_first_on_each_node(self, work: Callable[[], None], config: RunConfig) -> bool:
+        """Call ``work`` on the first rank of each node; return True on these ranks.
+
+        All ranks wait for it, and need no process group.
+
+        Raises:
+            RlhfError: on all ranks, if ``work`` raised one on any node.
+        """
+        is_first, reason = read_whole_number(os.environ, "LOCAL_RANK") == 0, ""
+        try:
+            if is_first:
+                work()
+        except RlhfError as error:
+            reason = str(error)
+        keys = [f"{WORK_KEY}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self.rank], reason)
+        self._store.wait(keys, timedelta(minutes=config.launcher.timeout_minutes))
+        for raised in filter(None, self._store.multi_get(keys)):
+            self._monitor.announce_success()  # each rank ends with this error, and is not lost
+            self._let_others_hear()
+            raise RlhfError(raised.decode())
+        return is_first
 
     def start_process_group(self, config: RunConfig) -> None:
         """Start the process group of all ranks, and exchange their process ids."""
