@@ -19,7 +19,7 @@ class RlhfError(Exception):
 
 
 class LostRankError(RlhfError):
-    """A rank that was killed, or that has lost contact with other ranks."""
+    """A rank that crashed or was killed, or that has lost contact with other ranks."""
 
     exit_code = LOST_RANK
 

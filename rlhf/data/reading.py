@@ -225,13 +225,7 @@ def _list_data_paths(value: object, *, key: str) -> list[str]:
 def _load_dataset(
     path: str, eval_path: str | None, config: DataConfig, settings: _Settings
 ) -> RawDataset:
-    dataset = DatasetConfig(
-        path=path,
-        subset=config.subset,
-        revision=config.revision,
-        train_split=config.train_split,
-        eval_split=config.eval_split,
-    )
+    dataset = _describe_path(path, config)
     tables = find_tables(dataset, config.source, key="data.path")
     if eval_path is not None:
         if tables.eval:
@@ -244,6 +238,23 @@ def _load_dataset(
         tables = Tables(tables.train, others.eval or others.train, tables.sides)
     command = _build_command(config.source, "mine", dataset)
     return _convert_dataset(path, tables, settings._replace(command=command))
+
+
+def _describe_path(path: str, config: DataConfig) -> DatasetConfig:
+    return DatasetConfig(
+        path=path,
+        subset=config.subset,
+        revision=config.revision,
+        train_split=config.train_split,
+        eval_split=config.eval_split,
+    )
+
+
+def list_datasets(config: DataConfig) -> list[DatasetConfig]:
+    """Return the keys of each data set that ``config`` names."""
+    places = {"data.path": config.path, "data.eval_path": config.eval_path}
+    paths = [_list_data_paths(value, key=k) for k, value in places.items() if value is not None]
+    return [*config.sets.values(), *(_describe_path(path, config) for path in chain(*paths))]
 
 
 def _build_command(source: Source, name: str, dataset: DatasetConfig) -> str:

@@ -19,9 +19,9 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
@@ -400,6 +400,11 @@ def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
 
     with translate_errors(build_load_error):
         loaded = datasets.load_dataset(path, name=dataset.subset, revision=dataset.revision)
+        splits = loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]
+        # Without a network the library uses the revision whose folder was changed last.
+        for file in chain.from_iterable(split.cache_files for split in splits):
+            with suppress(OSError):
+                os.utime(Path(file["filename"]).parent)
         return _tables_of_splits(path, loaded)
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -33,10 +32,12 @@ from rlhf.runtime.launch_mode import (
     find_slurm_task,
     launch_commands,
     launch_mode,
+    read_whole_number,
     rendezvous_address,
 )
 from rlhf.runtime.out_of_memory import OutOfMemoryError, with_less_memory
-from rlhf.runtime.rank import Failure, FailureKind, read_failure, run_rank
+from rlhf.runtime.rank import Failure, FailureKind, find_first_failure, report_to_agent, run_rank
+from rlhf.runtime.rank_output import describe_rank
 from rlhf.runtime.rendezvous import (
     Rendezvous,
     ignores_job_signals,
@@ -130,12 +131,20 @@ def publish_refusal(reason: str) -> None:
 
 
 def build_stderr_reporter() -> Callable[[Failure], None]:
-    """Return a function that prints on stderr why this rank ends, except after a traceback."""
-    terminal = os.dup(2)  # a copy: DeepSpeed redirects stderr for seconds while it tries compilers
+    """Return a function that prints on stderr why this rank ends, except after a traceback.
+
+    The first rank of each node prints on the terminal; the others do so only if they lost that
+    rank.
+    """
+    terminal = os.dup(2)  # a copy: stderr becomes a file, and DeepSpeed redirects it for seconds
+    rank, local_rank = (read_whole_number(os.environ, each) for each in ("RANK", "LOCAL_RANK"))
 
     def print_failure(failure: Failure) -> None:
+        report_to_agent(failure)
+        is_first = local_rank == 0 or failure.message.startswith(f"rank {rank - local_rank} on ")
         if failure.kind is not FailureKind.crashed:
-            os.write(terminal, f"error: {sanitize_for_terminal(failure.message)}\n".encode())
+            line = f"error: {sanitize_for_terminal(failure.message)}\n"
+            os.write(terminal if is_first else 2, line.encode())
 
     return print_failure
 
@@ -177,8 +186,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, mode: LaunchMode) -> N
             ),
             sys.executable,
         )
-        failure_file = Path(folder) / "failure.json"
-        rank_arguments = [failure_file, os.getpid(), *([] if run_dir is None else [run_dir])]
+        rank_arguments = [folder, os.getpid(), *([] if run_dir is None else [run_dir])]
         try:
             launch("-u", "-m", "rlhf.runtime.rank", *map(str, rank_arguments))
         except SignalException as error:
@@ -186,7 +194,7 @@ def _spawn_ranks(config: RunConfig, run_dir: Path | None, mode: LaunchMode) -> N
         except ChildFailedError as error:
             if have_stopped([end.exitcode for end in error.failures.values()]):
                 raise KeyboardInterrupt from error
-            _raise_cause(read_failure(failure_file), error.failures, run_dir)
+            _raise_cause(error.failures, run_dir)
         except DistError as error:
             address, port = rendezvous_address(config.launcher, os.environ)
             raise RlhfError(
@@ -225,25 +233,28 @@ def _rendezvous_options(launcher: LauncherConfig, mode: LaunchMode) -> dict[str,
     }
 
 
-def _raise_cause(failure: Failure | None, ends: Mapping[int, Any], run_dir: Path | None) -> None:
+def _raise_cause(ends: Mapping[int, Any], run_dir: Path | None) -> None:
     """Raise an error that explains why the ranks of this node ended.
 
     Raises:
-        LostRankError: if a signal ended a rank, which the message names, or a rank lost the others.
+        LostRankError: if a rank crashed, lost the others or was ended by a signal.
         RlhfError: with the message of the rank that refused the run, ran out of memory or hung.
-        RuntimeError: if the failed rank has printed a traceback.
+        RuntimeError: if a rank failed before it could report why.
     """
+    failure = find_first_failure(ends.values())
     if failure is not None and failure.kind is FailureKind.out_of_memory:
         raise OutOfMemoryError(failure.message)
     if failure is not None and failure.kind in {FailureKind.refused, FailureKind.stuck}:
         raise RlhfError(failure.message)
+    if failure is not None and failure.kind is FailureKind.crashed:
+        raise LostRankError(failure.message)
     signals = {rank: end.signal_name() for rank, end in ends.items() if end.exitcode < 0}
     # Ranks that SIGTERM ended are not the cause: the agent ends the others after a failure.
     killed = {rank: name for rank, name in signals.items() if name != "SIGTERM"} or signals
     if killed and (failure is None or failure.kind is FailureKind.lost):
         way_out = f"; python launch.py resume={run_dir} continues the run" if run_dir else ""
         raise LostRankError(
-            f"rank {_join_with_commas(killed)} on {socket.gethostname()} was ended by "
+            f"{_join_with_commas(describe_rank(rank, run_dir) for rank in killed)} was ended by "
             f"{_join_with_commas(set(killed.values()))}{way_out}"
         )
     if failure is not None and failure.kind is FailureKind.lost:

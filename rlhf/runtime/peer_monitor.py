@@ -33,8 +33,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 class PeerMonitor:
     """This rank's connections: to rank 0, or from rank 0 to all others; one thread reads each.
 
-    ``on_loss`` is called once, from a thread, with the reason why another rank or the launcher
-    ended, and must end the process.
+    ``name`` names this rank in messages. ``on_loss`` is called once, from a thread, with the reason
+    why another rank or the launcher ended, and must end the process.
     """
 
     def __init__(
@@ -42,11 +42,12 @@ class PeerMonitor:
         store: Store,
         rank: int,
         *,
+        name: str,
         master: tuple[str, int],
         on_loss: Callable[[str], None],
         is_one_machine: bool = False,
     ) -> None:
-        self._name = f"rank {rank} on {socket.gethostname()}"
+        self._name = name
         self._on_loss = on_loss
         self._peers: set[socket.socket] = set()
         self._cause: str | None = None  # why this rank is about to end

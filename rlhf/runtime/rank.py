@@ -7,21 +7,22 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rlhf.base.atomic import replace_atomically
 from rlhf.base.command import survive_output_errors
 from rlhf.base.errors import INTERRUPTED, LOST_RANK, USER_ERROR, RlhfError
+from rlhf.base.foreign_errors import convert_drive_errors
 from rlhf.base.safe_text import print_traceback
 from rlhf.phases.shared.step_signals import StoppedError
 from rlhf.runtime import worker
 from rlhf.runtime.out_of_memory import OutOfMemoryError
+from rlhf.runtime.rank_output import describe_rank, redirect_output
 from rlhf.runtime.rendezvous import Rendezvous, ignores_job_signals
 
 # Seconds that a rank waits after an error: its collective may have failed because of another rank.
@@ -34,7 +35,7 @@ class FailureKind(StrEnum):
     refused = "refused"
     """The rank cannot run the configuration; the message is for the user."""
     crashed = "crashed"
-    """An exception, whose traceback the rank has printed."""
+    """An exception, whose traceback the rank has printed; the message names the rank."""
     out_of_memory = "out_of_memory"
     """The rank needs more memory; the message names keys that help."""
     stuck = "stuck"
@@ -50,21 +51,21 @@ class Failure(NamedTuple):
     message: str
 
 
-def write_failure(path: Path, failure: Failure) -> None:
-    """Write ``failure`` to ``path``, unless another rank has written a failure there before."""
-    unfinished = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    unfinished.write_text(json.dumps(failure))
-    with suppress(FileExistsError):
-        path.hardlink_to(unfinished)
-    unfinished.unlink()
+def report_to_agent(failure: Failure) -> None:
+    """Report the first failure of this rank to torchrun's agent, whose output ends with it."""
+    file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull))
+    if not file.exists():
+        report = failure._asdict() | {"extraInfo": {"timestamp": time.time()}}
+        with replace_atomically(file, shared=True) as building:
+            building.write_text(json.dumps({"message": report}))
 
 
-def read_failure(path: Path) -> Failure | None:
-    """Return the failure of the first rank that ended; None if no rank wrote a failure."""
-    if not path.exists():
-        return None
-    kind, message = json.loads(path.read_text())
-    return Failure(FailureKind(kind), message)
+def find_first_failure(ends: Iterable[Any]) -> Failure | None:
+    """Return the failure that was reported first to the agent; ``ends`` are its ProcessFailures."""
+    messages = (end.error_file_data["message"] for end in ends)
+    reports = [each for each in messages if isinstance(each, dict)]
+    first = min(reports, key=lambda each: each["extraInfo"]["timestamp"], default=None)
+    return None if first is None else Failure(FailureKind(first["kind"]), first["message"])
 
 
 def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) -> None:
@@ -92,6 +93,9 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         os._exit(LOST_RANK)  # not sys.exit: the main thread is stuck
 
     try:
+        with convert_drive_errors():
+            if rendezvous.rank > 0:
+                redirect_output(run_dir, rendezvous.rank)
         worker.run_worker(run_dir, rendezvous, end_stuck_rank)
     except RlhfError as error:
         is_out_of_memory = isinstance(error, OutOfMemoryError)
@@ -106,19 +110,21 @@ def run_rank(run_dir: Path | None, report_failure: Callable[[Failure], None]) ->
         time.sleep(CAUSE_S)
         print_traceback(type(error), error, error.__traceback__)
         error_line = traceback.format_exception_only(error)[-1].strip()
-        report_failure(Failure(FailureKind.crashed, error_line))
+        name = describe_rank(rendezvous.rank, run_dir)
+        report_failure(Failure(FailureKind.crashed, f"{name} failed: {error_line}"))
         rendezvous.announce_failure(error_line)
         raise SystemExit(1) from error
     rendezvous.announce_success()
 
 
 def main() -> None:
-    """Run a spawned rank with the arguments FAILURE_FILE LAUNCHER [RUN_DIR].
+    """Run a spawned rank with the arguments FOLDER LAUNCHER [RUN_DIR].
 
-    LAUNCHER is a process id; RUN_DIR is given if this node wrote the run's frozen configuration.
+    FOLDER is the agent's, LAUNCHER its process id; RUN_DIR is given if this node wrote the run's
+    frozen configuration.
     """
     survive_output_errors()
-    failure_file, launcher, *run_dir = sys.argv[1:]
+    folder, launcher, *run_dir = sys.argv[1:]
     # Ctrl-C ends a rank at once: if exception handlers ran first, others would report a lost rank.
     # No handler is needed, because files on disk are complete at any moment.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -128,9 +134,9 @@ def main() -> None:
 
     def report_to_launcher(failure: Failure) -> None:
         if os.getppid() == int(launcher):
-            write_failure(Path(failure_file), failure)
-        else:  # the launcher was killed: it neither reads nor removes the failure's folder
-            shutil.rmtree(Path(failure_file).parent, ignore_errors=True)
+            report_to_agent(failure)
+        else:  # the launcher was killed: it does not remove the agent's folder
+            shutil.rmtree(folder, ignore_errors=True)
 
     run_rank(Path(run_dir[0]) if run_dir else None, report_to_launcher)
 

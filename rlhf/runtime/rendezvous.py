@@ -24,11 +24,13 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
 from rlhf.rewards.isolated import check_reward_parts
 from rlhf.runtime.launch_mode import LaunchMode, find_slurm_task, launch_mode, read_whole_number
+from rlhf.runtime.rank_output import describe_rank
 from rlhf.runtime.watchdog import Process
 
 RUN_DIR_KEY = "rlhf/run_dir"
 PROCESS_KEY = "rlhf/process"
 REFUSAL_KEY = "rlhf/refusal"
+WORK_KEY = "rlhf/first_on_node"
 POD_VARIABLES = {"RANK", "WORLD_SIZE"}
 RANK_VARIABLES = POD_VARIABLES | {"LOCAL_RANK"}  # torchrun and the DeepSpeed launcher set all
 # Seconds that rank 0, if it refuses the run, waits until the other ranks have read the reason.
@@ -136,7 +138,7 @@ class Rendezvous:
         self._on_loss = on_loss
         self.others: dict[int, Process] = {}  # the processes of the other ranks
         try:
-            self._store, self._rank, self._size = next(rendezvous("env://"))
+            self._store, self.rank, self._size = next(rendezvous("env://"))
         except DistError as error:
             raise RlhfError(f"the ranks did not meet at {_store_address()}: {error}") from error
 
@@ -150,19 +152,20 @@ class Rendezvous:
 
         from rlhf.runtime.peer_monitor import PeerMonitor
 
-        if self._rank == 0:
+        if self.rank == 0:
             assert run_dir is not None
             self._store.set(RUN_DIR_KEY, str(run_dir.resolve()))
         try:
             published = self._store.get(RUN_DIR_KEY).decode()
             if not published:
                 refusal = self._store.get(REFUSAL_KEY).decode()
-                self._store.add(f"{REFUSAL_KEY}/heard", 1)
+                self._let_others_hear()
                 raise RlhfError(f"rank 0 refused the run: {refusal}")
             master = (os.environ["MASTER_ADDR"], read_whole_number(os.environ, "MASTER_PORT"))
             self._monitor = PeerMonitor(
                 self._store,
-                self._rank,
+                self.rank,
+                name=describe_rank(self.rank, Path(published)),
                 master=master,
                 on_loss=self._on_loss,
                 is_one_machine=os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"],
@@ -177,11 +180,41 @@ class Rendezvous:
         """As rank 0, publish the reason why there is no run, instead of a run directory."""
         self._store.set(REFUSAL_KEY, reason)
         self._store.set(RUN_DIR_KEY, "")
-        deadline = time.monotonic() + REFUSAL_WAIT_S  # the store can end with this process
-        while self._store.add(f"{REFUSAL_KEY}/heard", 0) < self._size - 1:
-            if time.monotonic() > deadline:
-                return
+        self._let_others_hear()
+
+    def _let_others_hear(self) -> None:
+        """Count this rank among those that have heard a refusal; as rank 0, wait for the others.
+
+        The store can end with the process of rank 0.
+        """
+        deadline = time.monotonic() + (REFUSAL_WAIT_S if self.rank == 0 else 0)
+        heard = self._store.add(f"{REFUSAL_KEY}/heard", 1)
+        while heard < self._size and time.monotonic() < deadline:
             time.sleep(0.1)
+            heard = self._store.add(f"{REFUSAL_KEY}/heard", 0)
+
+    def run_first_on_each_node(self, work: Callable[[], None], config: RunConfig) -> bool:
+        """Call ``work`` on the first rank of each node; return True on these ranks.
+
+        All ranks wait for it, and need no process group.
+
+        Raises:
+            RlhfError: on all ranks, if ``work`` raised one on any node.
+        """
+        is_first, reason = read_whole_number(os.environ, "LOCAL_RANK") == 0, ""
+        try:
+            if is_first:
+                work()
+        except RlhfError as error:
+            reason = str(error)
+        keys = [f"{WORK_KEY}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self.rank], reason)
+        self._store.wait(keys, timedelta(minutes=config.launcher.timeout_minutes))
+        for raised in filter(None, self._store.multi_get(keys)):
+            self._monitor.announce_success()  # each rank ends with this error, and is not lost
+            self._let_others_hear()
+            raise RlhfError(raised.decode())
+        return is_first
 
     def start_process_group(self, config: RunConfig) -> None:
         """Start the process group of all ranks, and exchange their process ids."""
@@ -197,16 +230,16 @@ class Rendezvous:
         start_process_group(
             config.hardware.device,
             store=self._store,
-            rank=self._rank,
+            rank=self.rank,
             world_size=self._size,
             timeout=timedelta(minutes=config.launcher.timeout_minutes),
         )
         this_process = Process(socket.gethostname(), os.getpid())
-        self._store.set(f"{PROCESS_KEY}/{self._rank}", json.dumps(this_process))
+        self._store.set(f"{PROCESS_KEY}/{self.rank}", json.dumps(this_process))
         self.others = {
             rank: Process(*json.loads(self._store.get(f"{PROCESS_KEY}/{rank}")))
             for rank in range(self._size)
-            if rank != self._rank
+            if rank != self.rank
         }
 
     def announce_failure(self, reason: str) -> None:

@@ -76,7 +76,8 @@ def start_watchdog(
                 os.kill(process.pid, signal.SIGCONT)
         time.sleep(STACK_S)
         names = [f"rank {each} on {process.host}" for each, process in stopped.items()]
-        advice = f"{', '.join(names)} was stopped (SIGSTOP)" if names else "see the stacks above"
+        advice = "see the stacks above" + " and in logs/ of the run directory" * bool(others)
+        advice = f"{', '.join(names)} was stopped (SIGSTOP)" if names else advice
         on_stuck(
             f"no part of a step has ended for {seconds:g} seconds "
             f"(launcher.watchdog_minutes): {advice}"

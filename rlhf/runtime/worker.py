@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ from rlhf.run.model_folder import replace_folder_atomically
 from rlhf.run.phase_state import Checkpoint, find_latest_intact_checkpoint
 from rlhf.run.results import phase_result_path, read_plan, record_attempt, write_json
 from rlhf.run.trackers import build_tracker
+from rlhf.runtime.downloads import download_inputs, read_cache_only
 from rlhf.runtime.out_of_memory import explain_out_of_memory
 from rlhf.runtime.phase_runs import (
     build_run_result,
@@ -110,6 +112,8 @@ def run_worker(
     set_torch_threads(num_cores_per_rank(config.hardware))
     keeps_memory = config.hardware.keep_freed_memory and keep_freed_memory()
     if rendezvous is not None:
+        if not rendezvous.run_first_on_each_node(partial(download_inputs, config, run_dir), config):
+            read_cache_only()
         rendezvous.start_process_group(config)
     ranks = current_ranks(config.hardware.device)
     console = Console(log_every=config.tracking.log_every, quiet=not ranks.is_main)

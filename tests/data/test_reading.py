@@ -1,5 +1,7 @@
 """Whatever holds the rows, the same records come out; whatever is wrong is said with its place."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -53,6 +55,27 @@ def test_hub_data_set_is_loaded_with_subset_and_revision(monkeypatch: pytest.Mon
         told = r"^org/pets: .*no route\)\. .*data=local .*save_to_disk\."
         with pytest.raises(DataError, match=told):  # the second error: of scripts
             load("org/pets", source=Source.hub)
+
+
+def test_a_data_set_that_was_just_loaded_is_the_one_that_is_found_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks of a node read the cache, where the library takes the latest revision."""
+    for revision in ("new", "old"):
+        rows = write(tmp_path / f"{revision}.jsonl", pairs_of(revision))
+        cached = tmp_path / "org___pets" / "default" / "0.0.0" / revision
+        split = datasets.Dataset.from_json(str(rows), cache_dir=str(tmp_path / revision))
+        shutil.copytree(Path(split.cache_files[0]["filename"]).parent, cached)
+        next(cached.glob("*.arrow")).rename(cached / "pets-train.arrow")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    assert prompts(load("org/pets", source=Source.hub).train) == ["old0:", "old1:"]
+    for seconds, revision in enumerate(("new", "old")):
+        os.utime(cached.with_name(revision), (seconds, seconds))
+    new = datasets.Dataset.from_file(str(cached.with_name("new") / "pets-train.arrow"))
+    with monkeypatch.context() as online:
+        online.setattr(datasets, "load_dataset", lambda *_, **__: new)
+        assert prompts(load("org/pets", source=Source.hub).train) == ["new0:", "new1:"]
+    assert prompts(load("org/pets", source=Source.hub).train) == ["new0:", "new1:"]
 
 
 # ----------------------------------------------------------------------- several, and held-out ones

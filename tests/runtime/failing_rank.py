@@ -14,6 +14,8 @@ def broken_run(run_dir: Path, meeting: Rendezvous, on_stuck: object) -> float:
     """In the place of worker.run."""
     torch.distributed.init_process_group("gloo")
     if os.environ["RANK"] == "1":
+        print("printed by rank 1")
+        os.write(2, b"written by a library of rank 1\n")
         raise ValueError("this rank is broken")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as DeepSpeed does while it tries compilers
     torch.distributed.barrier()

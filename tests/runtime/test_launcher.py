@@ -13,9 +13,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from rlhf.runtime import launcher
-from rlhf.runtime.rank import Failure, FailureKind, read_failure, write_failure
+from rlhf.runtime.rank import Failure, FailureKind, find_first_failure, report_to_agent
 from tests import runs
 from tests.runs import ROOT, TINY_RUN, TORCHRUN, children, free_port, metrics, wait_for
 
@@ -42,13 +43,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process.communicate()
 
 
-def test_the_first_failure_stays(tmp_path: Path) -> None:
-    path = tmp_path / "failure.json"
-    assert read_failure(path) is None
-    write_failure(path, Failure(FailureKind.refused, "first"))
-    write_failure(path, Failure(FailureKind.lost, "second"))
-    assert read_failure(path) == Failure(FailureKind.refused, "first")
-    assert [each.name for each in tmp_path.iterdir()] == ["failure.json"]
+def test_the_first_failure_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = Failure(FailureKind.refused, "first"), Failure(FailureKind.lost, "second")
+    files = [str(tmp_path / str(rank)) for rank in (1, 0)]
+    for file, failure in zip(files, failures, strict=True):
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", file)
+        report_to_agent(failure)
+    ends = [ProcessFailure(0, 1, 2, file) for file in (*files, str(tmp_path / "killed"))]
+    assert find_first_failure(reversed(ends)) == failures[0]
+    assert find_first_failure(ends[2:]) is None
 
 
 @pytest.mark.parametrize(
@@ -98,23 +101,28 @@ def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     ranks = f"torch.distributed.run --standalone --nproc-per-node=2 {ROOT}/launch.py"
     assert f"{ranks} resume={run_dir} trust_run=true" in said, "the command was trusted, or asked"
     (line,) = [each for each in complaint.splitlines() if each.startswith("error: ")]
-    assert re.fullmatch(
-        rf"error: rank 1 on {HOST} was ended by SIGKILL; "
-        rf"python launch.py resume={run_dir} continues the run",
-        line,
+    output = run_dir / "logs" / "rank_1.txt"
+    assert line == (
+        f"error: rank 1 on {HOST} ({output}) was ended by SIGKILL; "
+        f"python launch.py resume={run_dir} continues the run"
     )
+    assert complaint.endswith(f"{line}\n")
+    assert output.exists()
 
 
 @pytest.mark.slow
 def test_the_failing_rank_speaks_first(tmp_path: Path) -> None:
     run = runs.python(*TORCHRUN, FAILING_RANK, tmp_path, timeout=120)
     assert run.returncode != 0
-    message = f"error: rank 1 on {HOST} failed: ValueError: this rank is broken\n"
-    assert message in run.stderr
-    before = run.stderr.partition(message)[0]
-    assert before.count("ValueError: this rank is broken") == 1
+    output = tmp_path / "logs" / "rank_1.txt"
+    message = f"rank 1 on {HOST} ({output}) failed: ValueError: this rank is broken"
+    assert run.stderr.count(f"error: {message}\n") == 1
     assert "Connection closed by peer" not in run.stderr, "rank 0's collective is no news"
     assert "passed" not in run.stdout
+    printed = output.read_text()
+    assert printed.startswith("printed by rank 1\nwritten by a library of rank 1\nTraceback")
+    assert printed.endswith("ValueError: this rank is broken\n")
+    assert run.stderr.rstrip("=\n").endswith(f"  traceback : {message}"), "torchrun ends with it"
 
 
 def slurm_tasks(start: Start, *overrides: str) -> list[subprocess.Popen[str]]:

@@ -32,7 +32,13 @@ class Ranks:
         self.store = HashStore()
         self.losses: list[list[str]] = [[], [], []]
         self.monitors = [
-            PeerMonitor(self.store, rank, master=MASTER, on_loss=self.losses[rank].append)
+            PeerMonitor(
+                self.store,
+                rank,
+                name=f"rank {rank} on {HOST}",
+                master=MASTER,
+                on_loss=self.losses[rank].append,
+            )
             for rank in range(3)
         ]
         wait_for(lambda: [len(monitor._peers) for monitor in self.monitors] == [2, 1, 1])
@@ -51,7 +57,9 @@ class Ranks:
 
 def test_on_one_machine_only_its_own_ranks_can_connect() -> None:
     store = HashStore()
-    monitor = PeerMonitor(store, 0, master=MASTER, on_loss=lambda _: None, is_one_machine=True)
+    monitor = PeerMonitor(
+        store, 0, name="rank 0", master=MASTER, on_loss=lambda _: None, is_one_machine=True
+    )
     address = json.loads(store.get(ADDRESS_KEY))
     assert address["host"] == "127.0.0.1"
     assert monitor._server.getsockname()[0] == "127.0.0.1"

@@ -170,11 +170,11 @@ soaked = partial(pytest.param, marks=pytest.mark.soak)
 @pytest.mark.parametrize(
     ("loss", "lost", "message"),
     [
-        (kill_launcher, 0, "error: the launcher of rank 0 on {host} was killed"),
-        soaked(cut, 1, "error: rank 1 on {host} ended without an error"),  # 14 s, by probes
-        soaked(kill_rank, 1, "error: rank 1 on {host} ended without an error"),
-        soaked(kill_rank, 0, "error: rank 0 on {host} ended without an error"),
-        soaked(kill_launcher, 1, "error: the launcher of rank 1 on {host} was killed"),
+        (kill_launcher, 0, "the launcher of rank 0 on {host} was killed"),
+        soaked(cut, 1, "rank 1 on {host} ({output}) ended without an error"),  # 14 s, by probes
+        soaked(kill_rank, 1, "rank 1 on {host} ({output}) ended without an error"),
+        soaked(kill_rank, 0, "rank 0 on {host} ended without an error"),
+        soaked(kill_launcher, 1, "the launcher of rank 1 on {host} ({output}) was killed"),
     ],
 )
 def test_the_loss_of_one_node_ends_the_other(
@@ -193,4 +193,7 @@ def test_the_loss_of_one_node_ends_the_other(
     _, said = running[1 - lost].communicate(timeout=2 * ENDS_WITHIN_S)
     assert time.monotonic() - then < ENDS_WITHIN_S
     assert running[1 - lost].returncode != 0
-    assert message.format(host=os.uname().nodename) in said, said
+    cause = message.format(host=os.uname().nodename, output=run_dir / "logs" / "rank_1.txt")
+    assert said.count(f"error: {cause}") == 1, said
+    last = said.rstrip("=\n").rpartition("\n")[2]
+    assert last.startswith(f"  traceback : {cause}"), "torchrun ends with it"

@@ -58,8 +58,6 @@ EXCEPTIONS = {
     ("lab/rlhf_lab/bundle.py", ".open"): "writes the new run, and opens members of a .zip file",
     ("rlhf/runtime/peer_monitor.py", "json.loads"): MESSAGES,
     ("rlhf/runtime/phase_runs.py", ".read_text"): OF_LINUX,
-    ("rlhf/runtime/rank.py", ".read_text"): MESSAGES,
-    ("rlhf/runtime/rank.py", "json.loads"): MESSAGES,
     ("rlhf/runtime/rendezvous.py", "json.loads"): MESSAGES,
     ("rlhf/runtime/watchdog.py", ".read_text"): OF_LINUX,
 }

@@ -159,13 +159,13 @@ def _read_ptx_texts(config: DataConfig) -> tuple[list[str], list[str]]:
         return [text for texts in columns for text in texts]
 
     try:
-        splits = _load_ptx_tables(config)
+        splits = find_ptx_tables(config)
         return read(splits.train), read(splits.eval)
     except DataError as error:
         raise DataError(f"data.ptx_path: {error}") from error
 
 
-def _load_ptx_tables(config: DataConfig) -> Tables:
+def find_ptx_tables(config: DataConfig) -> Tables:
     """Return the tables at data.ptx_path: a table per file, or the training split of a dataset."""
     path = str(config.ptx_path)
     place = expand_user_path(path, key="data.ptx_path")
