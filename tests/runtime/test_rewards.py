@@ -40,7 +40,8 @@ def gain(scores: list[float]) -> float:
         ("grpo", ["ppo.surrogate=dppo_tv", "ppo.cliprange=0.15"]),
         ("gae", ["ppo.surrogate=dppo_kl", "ppo.cliprange=0.05", "ppo.critic_lr=0.01"]),
         ("grpo", ["ppo.off_policy_mask_kl=0.01", "ppo.ppo_epochs=4"]),
-        ("rloo", ["ppo.missing_end_mask=true"]),
+        # At first only responses that ended are learned from, and scores fall.
+        ("rloo", ["ppo.missing_end_mask=true", "ppo.steps=30", "ppo.actor_lr=0.02"]),
     ],
 )
 def test_a_function_is_learned_from(estimator: str, more: list[str], tmp_path: Path) -> None:

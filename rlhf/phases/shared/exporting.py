@@ -15,7 +15,6 @@ from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import with_separate_padding
-from rlhf.options import RolloutConfig
 from rlhf.phases.shared.context import RunContext
 from rlhf.run.model_card import origin_sections, python_example, scorer_example
 from rlhf.run.model_folder import (
@@ -82,18 +81,20 @@ def computing_as_saved(config: RunConfig, engine: Engine) -> AbstractContextMana
     return nullcontext()
 
 
-def store_sampling_settings(model: Any, rollout: RolloutConfig) -> None:
+def store_sampling_settings(model: Any, config: RunConfig, *, phase: str) -> None:
     """Store the sampling settings of rollouts in the saved ``model``, as defaults of ``generate``.
 
     Without do_sample, servers ignore the temperature of a request. The pretrained model's settings
-    are dropped: a repetition penalty, for example, would change the policy that was trained.
+    are dropped: a repetition penalty, for example, would change the policy that was trained. SFT
+    reads no length of responses: answers of its model have at most the tokens of an example.
     """
     from transformers import GenerationConfig
 
-    pretrained = model.generation_config
+    rollout, pretrained = config.rollout, model.generation_config
+    is_sft = phase == Phase.sft
     model.generation_config = GenerationConfig(
         do_sample=True,
-        max_new_tokens=rollout.max_response_tokens,
+        max_new_tokens=config.sft.max_tokens if is_sft else rollout.max_response_tokens,
         temperature=rollout.temperature,
         top_k=rollout.top_k,
         top_p=rollout.top_p,
@@ -126,7 +127,7 @@ def save_export(
         settings = f"seed {context.config.seed}; its config.yaml holds every setting"
         description = f"{what} {made}, {settings}."
         if answers:
-            store_sampling_settings(export.model, context.config.rollout)
+            store_sampling_settings(export.model, context.config, phase=folder.parent.name)
             description += _example_call(context, folder)
         else:
             description += " Pad batches on the right: GPT-2 scores other padding wrongly."
