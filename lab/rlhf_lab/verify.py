@@ -43,7 +43,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
-from rlhf.config.freeze import load_run, read_command
+from rlhf.config.freeze import load_run, read_changes, read_command
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import values_by_key
 from rlhf.data.records import Record, describe_row
@@ -168,7 +168,8 @@ def check_command(run: CheckedRun) -> Doubts:
         if key != "run_dir" and not effect_of(key).resume_may_change and not is_same:
             is_typed = any(f"{key}.".startswith(prefix) for prefix in typed)
             text = f"{value}, and the command with conf/ gives {composed.get(key)}"
-            state = CheckState.differs if is_typed else CheckState.unknown
+            is_older = key in read_changes(run.folder).filled  # its version did not have the key
+            state = CheckState.differs if is_typed and not is_older else CheckState.unknown
             yield Doubt(f"config.yaml, {key}", text, state)
 
 

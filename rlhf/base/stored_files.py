@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from io import BufferedReader
 from pathlib import Path
 from types import FunctionType
@@ -273,7 +274,17 @@ def parse_json(
     if (fault := _find_fault(value, form)) is not None:
         subject = "the content" if fault.startswith(" ") else ""
         raise DamagedFileError(path, place + subject + fault.removeprefix("."))
+    if form is METRICS.form:
+        return {_renamed_metrics().get(name, name): number for name, number in value.items()}
     return value
+
+
+@cache
+def _renamed_metrics() -> dict[str, str]:
+    """Return the present names of metrics by their names in older versions."""
+    config = Path(__file__).parents[1] / "config" / "history.py"
+    versions = read_yaml_beside(str(config), "history.yaml")["metrics"]["renamed"]
+    return {old: new for rows in versions.values() for old, new in rows.items()}
 
 
 def _is_deep(value: Any, levels: int) -> bool:

@@ -35,7 +35,7 @@ class RunPolicy:
             ConfigError: if its models need consent (rlhf/config/consent.py), and it is not given.
         """
         require_consent(run_dir, is_given=trusts_run, models_only=True)
-        # Not load_run: it refuses runs of other versions of rlhf, but their models can answer too.
+        # Not load_run: it refuses runs of newer versions, or of absent packages.
         self._keys = read_frozen_keys(run_dir)
         self.run_dir = run_dir
         self.folder = self._find_policy_folder(choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from enum import Enum
@@ -22,11 +23,13 @@ from yaml import YAMLError
 from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.trust import remember
 from rlhf.base.user_paths import expand_user_path, relative_to_cwd, whole_path
 from rlhf.config.choices import Phase
-from rlhf.config.effects import effect_of
+from rlhf.config.effects import effect_of, effects_by_key
+from rlhf.config.history import Changes, bring_up_to_date
 from rlhf.config.hydra_errors import describe_type, schema_types, to_hydra_override
 from rlhf.config.hydra_parts import Override, key_of, parse_overrides
 from rlhf.config.schema.keys import AtResume, format_value
@@ -86,7 +89,9 @@ def _word_to_repeat(override: str) -> str:
 
 
 def load_frozen_config(run_dir: Path) -> RunConfig:
-    """Return the configuration that a run was started with.
+    """Return the configuration that a run was started with, brought up to date.
+
+    A line to stderr names the changes.
 
     Raises:
         CheckpointError: if ``run_dir`` has no configuration, or an unreadable one.
@@ -94,28 +99,53 @@ def load_frozen_config(run_dir: Path) -> RunConfig:
     return _load_config(run_dir / FROZEN, _frozen_text(run_dir))
 
 
-@lru_cache(maxsize=1)  # each rank loads it a second time, after the run is locked
+def load_config_to_continue(run_dir: Path) -> RunConfig:
+    """Return the configuration of a run that is continued, as ``load_frozen_config`` does.
+
+    Raises:
+        CheckpointError: also if the run uses a key that a later version has removed.
+    """
+    changes = read_changes(run_dir)
+    for text, key in changes.texts.items():
+        if (effect := effects_by_key().get(key)) is None or not effect.resume_may_change:
+            raise CheckpointError(
+                f"{run_dir}: {text}. Resume the run with the version that began it, rlhf "
+                f"{changes.version}, or start a new run with from_run={run_dir}"
+            )
+    return load_frozen_config(run_dir)
+
+
+@lru_cache(maxsize=1)  # it is loaded several times, and the changes are printed once
 def _load_config(path: Path, text: str) -> RunConfig:
     try:
-        cfg = _parse_frozen(path, text)
-        methods = cfg.pop(METHODS, {})
+        values, changes = _parse_frozen(path, text)
+        methods = values.pop(METHODS, {})
         if not isinstance(methods, Mapping) or not all(
             isinstance(p, str) for p in methods.values()
         ):
             raise _unreadable_error(path, f"{METHODS} does not map names to packages")
         require_methods(methods)
-        return to_run_config(cfg)
+        config = to_run_config(OmegaConf.create(values))
     except (ConfigError, OmegaConfBaseException) as error:
         raise _unreadable_error(path, str(error).partition("\n")[0]) from error
+    if line := changes.describe():
+        sys.stderr.write(f"{sanitize_for_terminal(f'{path}, {line}')}\n")
+    return config
 
 
 def read_frozen_keys(run_dir: Path) -> dict[str, Any]:
-    """Return the value of every dotted key that a run was started with.
+    """Return the value of every dotted key that a run was started with, brought up to date.
 
-    Only types are checked, so runs of other versions of this program can be read too.
+    Only types are checked, so runs of newer versions and of absent packages can be read too. Keys
+    that were removed, but had an effect, stay: they tell runs apart.
     """
-    cfg = _parse_frozen(path := run_dir / FROZEN, _frozen_text(run_dir))
-    return FrozenKeys(path, composed_values(cfg))
+    values, changes = _parse_frozen(path := run_dir / FROZEN, _frozen_text(run_dir))
+    return FrozenKeys(path, {**flatten_keys(values), **changes.lost})
+
+
+def read_changes(run_dir: Path) -> Changes:
+    """Return the changes that bring the stored configuration of a run up to date."""
+    return _parse_frozen(run_dir / FROZEN, _frozen_text(run_dir))[1]
 
 
 def read_command(run_dir: Path) -> list[str]:
@@ -153,11 +183,14 @@ def _frozen_text(run_dir: Path) -> str:
     return text
 
 
-def _parse_frozen(path: Path, text: str) -> DictConfig:
+def _parse_frozen(path: Path, text: str) -> tuple[dict[Any, Any], Changes]:
+    """Return the stored values, brought up to date, and the changes to them."""
     try:
         if "seed" not in (mapping := load_plain_mapping(text)):
             raise ValueError("it has no keys of a run")
-        return mapping
+        values = OmegaConf.to_container(mapping)
+        assert isinstance(values, dict)
+        return values, bring_up_to_date(values)
     except PARSE_ERRORS as error:
         raise _unreadable_error(path, reason_of(error)) from error
 

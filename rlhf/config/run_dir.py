@@ -29,7 +29,12 @@ from rlhf.base.stored_files import (
 )
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
-from rlhf.config.freeze import FROZEN, is_same_run, load_frozen_config
+from rlhf.config.freeze import (
+    FROZEN,
+    is_same_run,
+    load_config_to_continue,
+    load_frozen_config,
+)
 from rlhf.config.schema.run import RunConfig
 
 RUNS = Path("runs")
@@ -74,7 +79,7 @@ def _find_stopped_run(folder: Path, config: RunConfig) -> Path | None:
         if (run / RESULT).exists():
             continue
         try:
-            if is_same_run(load_frozen_config(run), config):
+            if is_same_run(load_config_to_continue(run), config):
                 return run
         except CheckpointError as error:  # a run of another version cannot be compared
             _print_to_stderr(f"resume=auto: {run} is not continued: {error}")
@@ -90,7 +95,7 @@ def refuse_existing_run(path: Path, same: RunConfig | None = None) -> None:
     if (
         (path / FROZEN).exists()
         and not has_trained_nothing(path)
-        and (same is None or not is_same_run(load_frozen_config(path), same))
+        and (same is None or not is_same_run(load_config_to_continue(path), same))
     ):
         raise ConfigError(
             f"run_dir={path} already holds a run: continue the run with resume={path}, "

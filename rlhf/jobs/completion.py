@@ -34,7 +34,12 @@ from rlhf.config.effects import (
     source_run_determines,
     values_that_affect,
 )
-from rlhf.config.freeze import apply_resume_overrides, load_frozen_config, read_command
+from rlhf.config.freeze import (
+    apply_resume_overrides,
+    load_config_to_continue,
+    load_frozen_config,
+    read_command,
+)
 from rlhf.config.hydra_parts import key_of, parse_overrides
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import given_reward_model, tokenizer_base
@@ -152,7 +157,7 @@ def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:
     run_dir = expand_user_path(str(job.resume), key="resume").resolve()
     is_given = bool(OmegaConf.select(job.cfg, "trust_run"))
     require_consent(run_dir, is_given=is_given, others_only=True, fix="trust_run=true")
-    frozen = load_frozen_config(run_dir)
+    frozen = load_config_to_continue(run_dir)
     # In a resumed run, auto stands for the template with which the run was started.
     if OmegaConf.select(job.cfg, "data.template") == Template.auto:
         job.cfg.data.template = frozen.data.template.value

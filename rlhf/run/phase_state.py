@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from rlhf.base.atomic import is_transient, remove, replace_atomically, retry_transient_errors
-from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.errors import CapabilityError, CheckpointError, ConfigError
 from rlhf.base.foreign_errors import remedy_of
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import (
@@ -43,6 +43,7 @@ from rlhf.base.stored_files import (
     read_json,
 )
 from rlhf.base.types import TensorSlice
+from rlhf.base.versions import installed_version
 from rlhf.config.choices import Phase
 from rlhf.options import CheckpointConfig
 from rlhf.run.finished_phase import STATE
@@ -50,7 +51,9 @@ from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
 
 STATE_JSON = "state.json"
-STATE_FORM = {"step": int, "logs": {OTHERS: int}}  # what state.json must contain
+# What state.json must contain; states without a format are of format 1.
+STATE_FORM = {"step": int, "logs": {OTHERS: int}, "format?": int, "version?": str}
+STATE_FORMAT = 1  # raise it if this version cannot continue from the states of earlier versions
 GIB = 1 << 30
 RANK_FILE_BYTES = SHARD_BYTES // 8  # eight ranks of a node hold as much in memory as one rank
 Streams = Mapping[str, Iterable[TensorSlice]]  # this rank's slices of each engine's tensors
@@ -124,6 +127,8 @@ def write_checkpoint(
     from safetensors import SafetensorError
 
     folder = checkpoint_folder(phase_dir, step)
+    version = installed_version("rlhf")
+    content = {"step": step, **state, "format": STATE_FORMAT, "version": version}
     cleanup = ExitStack()  # of rank 0
 
     def begin() -> Path:
@@ -138,7 +143,7 @@ def write_checkpoint(
         return cleanup.enter_context(replace_atomically(folder))
 
     def finish() -> None:
-        retry_transient_errors(lambda: _write_json_files(building, {"step": step, **state}, files))
+        retry_transient_errors(lambda: _write_json_files(building, content, files))
         cleanup.close()
         retry_transient_errors(lambda: _flush_folder(folder.parent))
 
@@ -215,7 +220,12 @@ def find_latest_intact_checkpoint(
 
 
 def load_checkpoint(folder: Path, ranks: Ranks = SINGLE_RANK) -> Checkpoint:
-    """Return the checkpoint in ``folder``; a CheckpointError names a missing or damaged file."""
+    """Return the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: naming a file that is missing or damaged.
+        CapabilityError: if a version with another format of states wrote it.
+    """
     return ranks.together(lambda: _load_verified(folder, ranks))[0]
 
 
@@ -233,6 +243,12 @@ def _load_verified(folder: Path, ranks: Ranks) -> Checkpoint:
             raise CheckpointError(f"{folder} is of step {checkpoint.step}: it was renamed.")
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise CheckpointError(f"{folder} cannot be read: {error}.") from error
+    if (state_format := state.get("format", 1)) != STATE_FORMAT:
+        # No CheckpointError: with that, the phase would begin again, without this checkpoint.
+        raise CapabilityError(
+            f"{folder} is a state of format {state_format}, and this version reads format "
+            f"{STATE_FORMAT}: use the version that wrote it, rlhf {state.get('version', '0.1.0')}"
+        )
     return checkpoint
 
 

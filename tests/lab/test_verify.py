@@ -14,7 +14,7 @@ from rlhf import replay
 from rlhf.base.errors import RewardError, RlhfError
 from rlhf.base.ranks import Ranks
 from rlhf.config.choices import RewardKind, Source
-from rlhf.config.freeze import load_run, to_run_config, write_command
+from rlhf.config.freeze import load_run, to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.keys import store_whole_paths
 from rlhf.config.schema.rewards import RewardTerm
 from rlhf.jobs import launch_command
@@ -155,6 +155,7 @@ def test_a_relative_path_of_the_command_is_the_whole_one_of_the_run(
     words.append("data.eval_path=other.jsonl")
     config = to_run_config(compose([*words[:3], f"data.eval_path={tmp_path}/others.jsonl"]))
     run = CheckedRun(tmp_path, store_whole_paths(config), {}, "", 1, 0, trusts_run=True)
+    write_frozen_config(config, tmp_path)
     write_command(words, tmp_path)
     job = Job(compose(words), words, is_plan=True)
     monkeypatch.setattr(launch_command, "compose_job", lambda *_: nullcontext(job))

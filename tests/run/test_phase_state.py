@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from rlhf.base import atomic
 from rlhf.base import ranks as ranks_module
-from rlhf.base.errors import CheckpointError
+from rlhf.base.errors import CapabilityError, CheckpointError
 from rlhf.base.ranks import Ranks
 from rlhf.base.types import TensorSlice
 from rlhf.run import phase_state
@@ -62,6 +62,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert len(read("weights/b", slice(3, 3))) == 0
     with pytest.raises(CheckpointError, match="model has no weights/c: it is the checkpoint of an"):
         read("weights/c", slice(0, 1))
+
+
+def test_a_state_of_another_format_is_refused_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not skipped like a damaged one: the phase would begin again from an earlier checkpoint."""
+    write(tmp_path, 1)
+    monkeypatch.setattr(phase_state, "STATE_FORMAT", 2)
+    monkeypatch.setattr(phase_state, "installed_version", lambda _: "0.9.0")
+    write(tmp_path, 2)
+    monkeypatch.undo()
+    message = r"step-00000002 is a state of format 2, .* reads format 1: .* wrote it, rlhf 0\.9\.0$"
+    with pytest.raises(CapabilityError, match=message):
+        find_latest_intact_checkpoint(tmp_path, pytest.fail)
 
 
 def test_tensors_of_a_link_are_not_read(tmp_path: Path) -> None:
