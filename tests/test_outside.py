@@ -26,7 +26,8 @@ from tests.runs import finished, wait_for
 TOKENS = 8  # of an answer
 # Heads of 32 numbers, which vLLM reads on a CPU.
 SIZES = "hidden_size: 64, intermediate_size: 96, num_hidden_layers: 2, num_attention_heads: 2"
-SIZES += ", num_key_value_heads: 1, max_position_embeddings: 512, initializer_range: 0.1"
+SIZES += ", num_key_value_heads: 1, max_position_embeddings: 512, hidden_act: silu"
+SIZES += ", rope_parameters: {partial_rotary_factor: 1.0}"
 LLAMA = f"model.architecture={{model_type: llama, {SIZES}}}"
 TEXTS = ["one<|end|>", "two pears and an apple<|end|>", "three plums<|end|>"]
 
