@@ -32,6 +32,7 @@ from rlhf.config.effects import effect_of, effects_by_key
 from rlhf.config.history import Changes, bring_up_to_date
 from rlhf.config.hydra_errors import describe_type, schema_types, to_hydra_override
 from rlhf.config.hydra_parts import Override, key_of, parse_overrides
+from rlhf.config.more_steps import STEPS, adds_steps
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import (
@@ -222,15 +223,16 @@ def apply_resume_overrides(
     """
     kept, asked = values_by_key(frozen), composed_values(merge_into_schema(cfg))
     leaves: list[str] = []
+    run = str(cfg.get("resume"))
     for override in parse_overrides(overrides):
         changed = [
             leaf
             for leaf in _keys_set_by(override, kept | asked)
             if kept.get(leaf) not in (value := asked.get(leaf), whole_path(value))
             and not effect_of(leaf).resume_may_change
+            and not (leaf == STEPS and adds_steps(frozen, asked.get(leaf), run=run))
         ]
         if changed and key_of(override) != "resume":
-            run = cfg.get("resume")
             anew = f"{override.input_line} from_run={run} and the words of {run}/{COMMAND}"
             how = "without resume" if effect_of(changed[0]).is_inherited else f"with {anew}"
             raise ConfigError(
@@ -238,7 +240,11 @@ def apply_resume_overrides(
                 f"{changed[0]}={format_value(kept.get(changed[0]))}, which resume cannot "
                 f"change; remove this override, or start a new run {how}"
             )
-        leaves += [key for key in _keys_set_by(override, asked) if effect_of(key).resume_may_change]
+        leaves += [
+            leaf
+            for leaf in _keys_set_by(override, asked)
+            if effect_of(leaf).resume_may_change or leaf == STEPS
+        ]
     divides_anew = any(key.startswith(("hardware.", "zero.")) for key in leaves)
     changes: dict[str, Any] = dict.fromkeys(MICRO_BATCH_KEYS) if divides_anew else {}
     return with_values(frozen, changes | {leaf: asked[leaf] for leaf in leaves})

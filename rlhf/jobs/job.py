@@ -57,6 +57,10 @@ def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
         sys.stderr.write(f"resume with {', '.join(changes)}: {text}\n")
     check_input_hashes(config, stopped.run_dir)
     with lock_run_dir(stopped.run_dir):  # the configuration of a run in progress must not change
+        if config.ppo.steps != stopped.frozen.ppo.steps:
+            from rlhf.run.phase_state import reopen_ppo
+
+            reopen_ppo(stopped.run_dir, config)
         write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
 

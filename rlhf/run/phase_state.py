@@ -35,6 +35,7 @@ from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import (
     MANIFEST,
     OTHERS,
+    RESULT,
     Identity,
     check_files,
     file_identity,
@@ -45,10 +46,12 @@ from rlhf.base.stored_files import (
 from rlhf.base.types import TensorSlice
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import Phase
+from rlhf.config.schema.run import RunConfig
 from rlhf.options import CheckpointConfig
 from rlhf.run.finished_phase import STATE
 from rlhf.run.metric_table import better_direction
 from rlhf.run.model_folder import SHARD_BYTES, write_shards
+from rlhf.run.results import phase_result_path
 
 STATE_JSON = "state.json"
 # What state.json must contain; states without a format are of format 1.
@@ -197,6 +200,23 @@ def checkpoint_folders(phase_dir: Path) -> list[Path]:
     entries = () if phase_dir.is_symlink() or state.is_symlink() else find_entries(state, "step-*")
     folders = (each for each in entries if each.is_dir() and not each.is_symlink())
     return sorted((each for each in folders if each.name[5:].isdecimal()), reverse=True)
+
+
+def reopen_ppo(run_dir: Path, config: RunConfig) -> None:
+    """Let a run continue PPO from its last checkpoint, for more steps, even if PPO has finished.
+
+    Raises:
+        CheckpointError: if PPO has finished, and no checkpoint of it is kept.
+    """
+    result = phase_result_path(run_dir, Phase.ppo)
+    if result.exists() and not checkpoint_folders(run_dir / Phase.ppo):
+        raise CheckpointError(
+            f"resume={run_dir} ppo.steps={config.ppo.steps}: PPO has finished, and none of its "
+            "checkpoints is kept (checkpoint.every_minutes, every_steps). Start a new run from the "
+            f"policy: model=pretrained model.path={run_dir}/ppo/actor"
+        )
+    for path in (result, run_dir / RESULT):
+        path.unlink(missing_ok=True)
 
 
 def remove_stale_checkpoints(phase_dir: Path, *, last_step: int) -> None:

@@ -45,6 +45,7 @@ from rlhf.run.finished_phase import (
     link_phase,
     verify_phase,
 )
+from rlhf.run.phase_state import checkpoint_folders
 from rlhf.run.results import (
     hash_files,
     phase_result_path,
@@ -212,8 +213,7 @@ def run_phase(
             result["replaced_kernels"] = sorted(lines)
         if ranks.is_main:
             finish_phase(run_dir, phase, result)
-            if not config.checkpoint.keep_finished:
-                shutil.rmtree(run_dir / phase / STATE, ignore_errors=True)
+            remove_finished_checkpoints(config, run_dir, phase)
         return result
 
     if config.reuse.phases == "never":
@@ -233,10 +233,19 @@ def verify_finished_phases(
     for phase in finished:
         if (notice := verify_phase(run_dir, phase)) is not None:
             say(f"warning: {notice}")
-        leftovers = find_entries(run_dir / phase, ".*.building")
-        leftovers += [] if config.checkpoint.keep_finished else [run_dir / phase / STATE]
-        for path in leftovers:
+        for path in find_entries(run_dir / phase, ".*.building"):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        remove_finished_checkpoints(config, run_dir, phase)
+
+
+def remove_finished_checkpoints(config: RunConfig, run_dir: Path, phase: Phase) -> None:
+    """Remove the checkpoints of a finished phase, except the latest of the run's last phase."""
+    if config.checkpoint.keep_finished:
+        return
+    _latest, *others = [*checkpoint_folders(run_dir / phase), None]
+    is_last = phase is config.phase.order[-1]
+    for folder in filter(None, others if is_last else [run_dir / phase / STATE]):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:

@@ -119,11 +119,34 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
     assert apply_resume_overrides(frozen, compose([]), []) == frozen
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ppo.lr_schedule=linear"], "ppo.lr_schedule=linear: the steps that were taken depend"),
+        (["ppo.critic_lr_schedule=cosine"], "ppo.critic_lr_schedule=cosine: the steps that were"),
+        (["ppo.epochs=2"], "ppo.epochs=2.0 may end PPO before; start a new run from the policy"),
+        (["rollout.lag=1"], "rollout.lag=1: the steps that were taken depend"),
+        (["ppo.lr_schedule=inverse_sqrt"], ""),
+    ],
+)
+def test_resume_adds_steps_only_if_the_steps_before_stay(
+    words: list[str], told: str, compose: Compose
+) -> None:
+    frozen = to_run_config(compose(["experiment=smoke", "ppo.lr_schedule=constant", *words]))
+    more = compose(more_words := ["resume=runs/latest", "ppo.steps=4"])
+    if not told:
+        assert apply_resume_overrides(frozen, more, more_words).ppo.steps == 4
+        return
+    start = "resume=runs/latest ppo.steps=4 (the run was started with ppo.steps=3): "
+    with pytest.raises(ConfigError, match=re.escape(start + told)):
+        apply_resume_overrides(frozen, more, more_words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("ppo.steps=4", "the run was started with ppo.steps=3, which resume cannot change"),
+        ("ppo.steps=2", "the run was started with ppo.steps=3, which resume cannot change"),
         ("model@reward_model=tiny", "the run was started with reward_model.init=sft, which resume"),
         ("run_dir=elsewhere", "the run was started with run_dir=null, which resume cannot change"),
         ("data=local", "the run was started with data.source=synthetic, which resume cannot"),

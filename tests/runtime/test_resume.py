@@ -62,6 +62,24 @@ def test_continued_run_equals_the_run_that_never_was_stopped(case: str, tmp_path
     assert differing_files(stopped, whole) == []
 
 
+@pytest.mark.parametrize("every", [2, 9])
+def test_a_run_with_more_steps_equals_one_that_began_with_them(every: int, tmp_path: Path) -> None:
+    """Its last checkpoint is kept; if none was written, it cannot continue."""
+    words = ["sft.epochs=0.1", "reward.epochs=0.1", "ppo.lr_schedule=constant"]
+    words += [f"checkpoint.every_steps={every}", "ppo.eval_every=3"]
+    short = finished(tmp_path / "short", *words, "ppo.steps=3")
+    more = launch(f"resume={short}", "ppo.steps=5", cwd=tmp_path)
+    if every > 3:
+        assert more.returncode == 2
+        assert "PPO has finished, and none of its checkpoints is kept" in more.stderr
+        assert (short / "result.json").exists()
+        return
+    assert more.returncode == 0, more.stderr
+    whole = finished(tmp_path / "whole", *words, "ppo.steps=5")
+    assert differing_files(short, whole) == []
+    assert [each.name for each in checkpoint_folders(short / "ppo")] == ["step-00000004"]
+
+
 def test_run_that_is_killed_in_every_phase_equals_the_run_that_never_was(tmp_path: Path) -> None:
     words = [*STEPS, *ALL_OPTIONS, f"tracking.others=[{PATH}]"]
     whole = finished(tmp_path / "whole", *words, PYTHONPATH=ROOT)

@@ -30,7 +30,7 @@ class CheckpointKeys:
     keep: int = key(ABOVE_0)
     """Number of latest checkpoints that are kept; the best checkpoint is kept beside them."""
     keep_finished: bool
-    """Keep the checkpoints of a finished phase too, for python -m rlhf.export."""
+    """Keep the checkpoints of finished phases too; false: only the latest of the last phase."""
     best: str | None = key(affects=phases_that_measure_best, at_resume=AtResume.fixed)
     """Held-out metric whose best checkpoint is kept, such as ppo/eval_score; null: none."""
     load_best: bool = key(affects=phases_that_measure_best, at_resume=AtResume.fixed)
