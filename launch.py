@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from rlhf.base.command import run_to_exit_code
 from rlhf.base.errors import INTERRUPTED, RlhfError
 from rlhf.base.foreign_errors import to_drive_error
+from rlhf.base.program import name_commands
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.hydra_errors import explain_hydra_error
@@ -68,7 +69,8 @@ def run(job: Job) -> float | None:
     except KeyboardInterrupt:
         if run_dir is None:
             raise
-        print(f"interrupted; python launch.py resume={run_dir} continues the run", file=sys.stderr)
+        advice = name_commands(f"python launch.py resume={run_dir} continues the run")
+        print(f"interrupted; {advice}", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
 

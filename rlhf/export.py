@@ -28,6 +28,7 @@ from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Device, Dtype, Phase, RewardKind
 from rlhf.config.consent import require_consent
 from rlhf.config.freeze import MICRO_BATCH_KEYS, load_run
+from rlhf.config.run_dir import find_run_dir
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.collate import PairStep
@@ -235,7 +236,7 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
 def main(arguments: Sequence[str]) -> int:
     """Export the model that the command names; return the exit code."""
     parser = build_command_parser("rlhf.export", __doc__, uses_run=True)
-    parser.add_argument("run_dir", type=Path, help="directory of a run")
+    parser.add_argument("run_dir", nargs="?", help="default: runs/latest")
     parser.add_argument("--phase", type=Phase, choices=ENGINES, help="default: the last policy")
     parser.add_argument("--checkpoint", type=int, metavar="N", help="the kept checkpoint of step N")
     parser.add_argument("--average", action="store_true", help="export PPO's moving average")
@@ -248,7 +249,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _export(options: argparse.Namespace) -> None:
     console = Console()
-    options.run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    options.run_dir = find_run_dir(options.run_dir)
     if options.push is not None and (options.out is not None or options.push.count("/") != 1):
         raise ConfigError(f"--push {options.push}: must be OWNER/NAME, without --out")
     if options.push is None:

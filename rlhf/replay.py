@@ -23,20 +23,19 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.program import LAUNCHER
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import DIGESTS, METRICS, copy_regular_files, read_bytes
-from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.consent import require_consent
 from rlhf.config.freeze import COMMAND, FROZEN, load_frozen_config
-from rlhf.config.run_dir import lock_run_dir
+from rlhf.config.run_dir import find_run_dir, lock_run_dir
 from rlhf.options.judges.keys import VERDICTS
 from rlhf.run.finished_phase import copy_phase_lines, link_or_copy, link_phase, verify_phase
 from rlhf.run.jsonl import LOGS
 from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.phase_state import checkpoint_folder, checkpoint_folders, load_checkpoint
 from rlhf.run.results import read_attempts, read_phase_result
-from rlhf.runtime.launch_mode import LAUNCHER, require_launch_script
 from rlhf.runtime.phase_runs import describe_environment
 
 DIFFERS = 1  # exit code if a value differs
@@ -215,7 +214,7 @@ def take_steps_again(run_dir: Path, replay: Replay, target: Path) -> ReplayCompa
 def main(arguments: Sequence[str]) -> int:
     """Replay the steps that the command names; return the exit code."""
     parser = build_command_parser("rlhf.replay", __doc__, uses_run=True)
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("run_dir", nargs="?", help="default: runs/latest")
     parser.add_argument("--phase", type=Phase, choices=list(Phase), help="default: the last phase")
     parser.add_argument("--step", type=int, help="default: the last step")
     parser.add_argument("--folder", type=Path, help="new folder that keeps the replayed run")
@@ -224,8 +223,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    require_launch_script("rlhf.replay")
-    run_dir = expand_user_path(str(options.run_dir), key="RUN_DIR").resolve()
+    run_dir = find_run_dir(options.run_dir).resolve()
     require_consent(run_dir, is_given=options.trust_run)
     replay = plan_replay(run_dir, options.phase, options.step)
     with create_replay_folder(options.folder, beside=run_dir) as target:

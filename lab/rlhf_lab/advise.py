@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code, wait_for_exit
 from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.program import LAUNCHER
 from rlhf.base.stored_files import LINE, METRICS, read_json_lines
 from rlhf.config.choices import AdvantageEstimator
 from rlhf.options.rollout_log.keys import LOG as ROLLOUTS
 from rlhf.run.console import Console
-from rlhf.runtime.launch_mode import LAUNCHER
 
 STEPS, GROUP = 8, 4  # of the probe: default of --steps, responses to a prompt
 GROUPS = (4, 8, 16, 32)  # numbers of responses to a prompt that may be advised

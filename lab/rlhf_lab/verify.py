@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.intervals import mean_of
+from rlhf.base.program import CONF
 from rlhf.base.stored_files import (
     ATTEMPTS,
     HELD_OUT,
@@ -39,11 +40,11 @@ from rlhf.base.stored_files import (
     iterate_files,
     read_json_object,
 )
-from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase, Source
 from rlhf.config.consent import require_consent
 from rlhf.config.effects import effect_of
 from rlhf.config.freeze import load_run, read_changes, read_command
+from rlhf.config.run_dir import find_run_dir
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import values_by_key
 from rlhf.data.records import Record, describe_row
@@ -156,12 +157,11 @@ def check_command(run: CheckedRun) -> Doubts:
     """Compose the command again, and compare the keys that a resumed run may not change."""
     from rlhf.jobs.completion import build_new_config
     from rlhf.jobs.launch_command import compose_job
-    from rlhf.runtime.launch_mode import LAUNCHER
 
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     words = read_command(run.folder)
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
-    with compose_job(words, LAUNCHER.with_name("conf")) as job:
+    with compose_job(words, CONF) as job:
         composed = values_by_key(build_new_config(job._replace(resume=None)))
     for key, value in values_by_key(run.config).items():
         is_same = value == composed.get(key) or _is_whole_path_of(value, composed.get(key))
@@ -379,7 +379,7 @@ def find_doubts(check: Check, run: CheckedRun) -> list[Doubt]:
 def main(arguments: Sequence[str]) -> int:
     """Verify the run that the command names; return the exit code."""
     parser = build_command_parser("rlhf_lab.verify", __doc__, uses_run=True, has_json=True)
-    parser.add_argument("run_dir", type=Path, help="directory of a finished run")
+    parser.add_argument("run_dir", nargs="?", help="a finished run; default: runs/latest")
     text = "random steps of each phase to replay (default: 1); none: compute nothing"
     parser.add_argument("--replay", default="1", metavar="N|none", help=text)
     text = "the number that an earlier verification printed draws the same steps"
@@ -391,7 +391,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _verify(options: argparse.Namespace) -> Result:
-    folder = expand_user_path(options.run_dir, key="RUN_DIR").resolve()
+    folder = find_run_dir(options.run_dir).resolve()
     replays = 0 if options.replay == "none" else int(options.replay)
     values = {"seed": options.seed, "trusts_run": options.trust_run}
     run = read_checked_run(folder, replays=replays, **values)

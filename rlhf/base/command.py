@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from rlhf.base.errors import USER_ERROR, ConfigError, RlhfError
 from rlhf.base.finite_numbers import format_json
 from rlhf.base.foreign_errors import convert_drive_errors
+from rlhf.base.program import name_commands
 from rlhf.base.refusals import refusal_as_json
 from rlhf.base.safe_text import sanitize_for_terminal
 
@@ -55,8 +56,8 @@ def build_command_parser(
     With ``has_json`` it has the option --json, which ``run_to_exit_code`` explains.
     """
     parser = _CommandParser(
-        prog=f"python -m {module}",
-        description=description,
+        prog=name_commands(f"python -m {module}"),
+        description=name_commands(description or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if uses_run:

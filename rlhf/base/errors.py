@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlhf.base.program import name_commands
+
 USER_ERROR = 2  # exit code after an error that a user can fix
 LOST_RANK = 1  # exit code after a rank was ended from outside; the run can be resumed
 INTERRUPTED = 130  # exit code of a command that was stopped; its run or sweep can be continued
@@ -16,6 +18,10 @@ class RlhfError(Exception):
     """Base class of the errors that end the program with their message and ``exit_code``."""
 
     exit_code = USER_ERROR
+
+    def __str__(self) -> str:
+        """Return the message, with commands as they work in the current folder."""
+        return name_commands(super().__str__())
 
 
 class LostRankError(RlhfError):

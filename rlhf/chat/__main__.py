@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError
 from rlhf.base.safe_text import sanitize_for_terminal, strip_control_characters
-from rlhf.base.user_paths import expand_user_path
+from rlhf.config.run_dir import find_run_dir
 from rlhf.run.policies import folders_by_policy_name
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
         torch.manual_seed(options.seed)
     else:
         torch.seed()
-    run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    run_dir = find_run_dir(options.run_dir)
     policy = RunPolicy(run_dir, options.model, trusts_run=options.trust_run)
     sampling = apply_sampling_options(policy.sampling_settings, options)
     if options.environment:
@@ -116,7 +115,7 @@ def chat(options: argparse.Namespace, out: TextIO, notices: TextIO) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Chat with the model that the command names; return the exit code."""
     parser = build_command_parser("rlhf.chat", __doc__, uses_run=True)
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="default: runs/latest")
     parser.add_argument(
         "--model", help=f"{', '.join(folders_by_policy_name())} or FOLDER; default: the newest"
     )

@@ -33,6 +33,7 @@ from rlhf.compare.preference_file import (
     read_models_of_file,
     read_models_of_runs,
 )
+from rlhf.config.run_dir import find_run_dir
 from rlhf.report.page import LocalRequest, LocalServer, render_template
 from rlhf.run.console import Console
 
@@ -152,7 +153,9 @@ def _render_page(**values: object) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Serve the page until Ctrl-C and print the win rate, or print JSON; return the exit code."""
     parser = build_command_parser("rlhf.compare", __doc__, has_json=True)
-    parser.add_argument("run_dir", type=Path, nargs="?", help="a run that has finished PPO")
+    parser.add_argument(
+        "run_dir", nargs="?", help="a run that has finished PPO; default: runs/latest"
+    )
     parser.add_argument("--against", type=Path, help="another run; default: the run's SFT model")
     parser.add_argument("--answers", type=Path, help="a file of rows with prompt, response, model")
     parser.add_argument("--models", nargs=2, default=(), help="two models of that file")
@@ -164,14 +167,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve_comparison(options: argparse.Namespace) -> Result | None:
-    if (options.run_dir is None) == (options.answers is None):
+    if options.run_dir is not None and options.answers is not None:
         raise ConfigError("name either RUN_DIR or --answers FILE; python -m rlhf.compare --help")
     if options.answers is not None:
         answers = expand_user_path(options.answers, key="--answers")
         models = read_models_of_file(answers, options.models)
         default_file = answers.with_suffix(".preferences.jsonl")
     else:
-        run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+        run_dir = find_run_dir(options.run_dir)
         against = options.against and expand_user_path(options.against, key="--against")
         models = read_models_of_runs(run_dir, against)
         default_file = run_dir / "preferences.jsonl"

@@ -23,6 +23,7 @@ from yaml import YAMLError
 from rlhf.base.atomic import replace_atomically, write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.program import launch_command
 from rlhf.base.safe_text import sanitize_for_terminal
 from rlhf.base.stored_files import DamagedFileError, read_stored_text
 from rlhf.base.trust import remember
@@ -75,8 +76,7 @@ def write_frozen_config(config: RunConfig, run_dir: Path) -> None:
 
 def write_command(overrides: Sequence[str], run_dir: Path) -> None:
     """Write to ``run_dir`` the command that started the run, with links in paths resolved."""
-    command = shlex.join(["python", "launch.py", *map(_word_to_repeat, overrides)])
-    write_text_atomically(run_dir / COMMAND, command + "\n")
+    write_text_atomically(run_dir / COMMAND, launch_command(map(_word_to_repeat, overrides)) + "\n")
 
 
 def _word_to_repeat(override: str) -> str:
@@ -159,9 +159,10 @@ def read_command(run_dir: Path) -> list[str]:
     if len(text) > LONGEST_COMMAND:
         raise DamagedFileError(run_dir / COMMAND, f"it has more than {LONGEST_COMMAND} characters")
     try:
-        return shlex.split(text)[2:]
+        words = shlex.split(text)
     except ValueError as error:
         raise DamagedFileError(run_dir / COMMAND, str(error)) from error
+    return words[1:] if words[:1] == ["rlhf"] else words[2:]  # python launch.py
 
 
 class FrozenKeys(dict[str, Any]):

@@ -160,6 +160,20 @@ def _print_to_stderr(line: str) -> None:
     sys.stderr.write(f"{sanitize_for_terminal(line)}\n")
 
 
+def find_run_dir(name: str | Path | None) -> Path:
+    """Return the directory that a tool's argument RUN_DIR names; without it, ``runs/latest``.
+
+    Raises:
+        ConfigError: if none is given, and there is no latest run here.
+    """
+    if name is None and not LATEST.is_dir():
+        raise ConfigError(
+            f"RUN_DIR: none is given, and there is no {LATEST} in this folder; name the directory "
+            "of a run, or start one with python launch.py"
+        )
+    return expand_user_path(name or LATEST, key="RUN_DIR")
+
+
 @contextmanager
 def lock_run_dir(run_dir: Path, say: Callable[[str], None] = _print_to_stderr) -> Iterator[None]:
     """Acquire the lock of a run directory; the system releases it when this process ends.

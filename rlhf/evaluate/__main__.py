@@ -26,7 +26,7 @@ from rlhf.base.stored_files import ANSWERS, EVALUATION, METRICS, PAIRS
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.choices import Phase
 from rlhf.config.freeze import read_frozen_keys
-from rlhf.config.run_dir import lock_run_dir, refuse_links
+from rlhf.config.run_dir import find_run_dir, lock_run_dir, refuse_links
 from rlhf.evaluate.answer_rows import (
     AnswerRow,
     Decoding,
@@ -168,7 +168,7 @@ def _open_empty_file(path: Path) -> JsonlWriter:
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the run that the command names; return the exit code."""
     parser = build_command_parser("rlhf.evaluate", __doc__, uses_run=True, has_json=True)
-    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("run_dir", nargs="?", help="default: runs/latest")
     parser.add_argument("--against", type=Path, nargs="+", default=[], help="runs to compare with")
     parser.add_argument("--prompts", type=int, help="default: ppo.eval_prompts of the run")
     parser.add_argument("--samples", type=int, default=1, help="answers per prompt, for pass@k")
@@ -201,7 +201,7 @@ def _evaluate(options: argparse.Namespace) -> Result:
     for value in options.temperature:
         if not 0 < value < math.inf:
             raise ConfigError(f"--temperature {value}: must be finite and above 0")
-    run_dir = expand_user_path(options.run_dir, key="RUN_DIR")
+    run_dir = find_run_dir(options.run_dir)
     against = [expand_user_path(path, key="--against") for path in options.against]
     with lock_evaluation(run_dir):
         figures = evaluate(

@@ -31,7 +31,6 @@ from rlhf.gpu_check.rows import (
     write_results,
 )
 from rlhf.run.console import Console
-from rlhf.runtime.launch_mode import require_launch_script
 
 
 def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) -> Result:
@@ -48,7 +47,6 @@ def run_check(folder: Path, check: CheckResults, *, seconds: float, size: Size) 
     except CapabilityError as error:
         reason = str(error).removeprefix("hardware.device=cuda: ")
         raise CapabilityError(f"python -m rlhf.gpu_check needs a GPU: {reason}") from error
-    require_launch_script("rlhf.gpu_check")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"OUT_FOLDER={folder}: is not an empty folder; name a new one")
     folder.mkdir(parents=True, exist_ok=True)

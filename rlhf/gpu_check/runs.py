@@ -16,13 +16,13 @@ from typing import Any
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.program import LAUNCHER
 from rlhf.base.stored_files import METRICS, read_json_object
 from rlhf.gpu_check.rows import extend_deadline
 from rlhf.jobs.sweep_jobs import PARENT
 from rlhf.run.jsonl import OPTIONS_LOGS
 from rlhf.run.metric_table import varies_between_runs
 from rlhf.run.results import read_plan
-from rlhf.runtime.launch_mode import LAUNCHER
 
 FIRST_LIMIT = 600  # seconds for the first run, which may read torch from a slow drive, and compile
 LEAST_LIMIT, TIMES_SLOWEST = 240, 4  # seconds; a later run may take 4 times as long as the slowest

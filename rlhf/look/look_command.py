@@ -24,6 +24,7 @@ from pathlib import Path
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.command import Result, build_command_parser, quieten_libraries, run_to_exit_code
 from rlhf.base.errors import ConfigError
+from rlhf.base.program import CONF, launch_command, name_commands
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.schema.run import RunConfig
 from rlhf.data.files import find_reader
@@ -33,7 +34,6 @@ from rlhf.look.inspection import Look, inspect_data
 from rlhf.look.shown_examples import shorten_middle
 from rlhf.report.page import Headline, render_template
 from rlhf.run.console import Console, literal_text
-from rlhf.runtime.launch_mode import LAUNCHER
 
 LONGEST_SHOWN = 1500  # characters of a span on the terminal; longer spans lose their middle
 HUB_ID = r"[\w.-]+/[\w.-]+"
@@ -59,7 +59,7 @@ def _look(options: argparse.Namespace) -> Result:
         overrides, data_path = split_words(options.words)
         config = compose_config(overrides, data_path)
     run_words = overrides if data_path is None else [*overrides, f"data.path={data_path}"]
-    look = inspect_data(config, f"python launch.py {shlex.join(run_words)}")
+    look = inspect_data(config, launch_command(run_words))
     if not options.json:
         console = Console()
         for line in notes.getvalue().splitlines():
@@ -67,7 +67,8 @@ def _look(options: argparse.Namespace) -> Result:
         print_look(look, console)
     if options.html is not None:
         path = expand_user_path(options.html, key="--html")
-        page = render_look(look, f"python -m rlhf.data {shlex.join(options.words)}")
+        command = name_commands(f"python -m rlhf.data {shlex.join(options.words)}")
+        page = render_look(look, command)
         write_text_atomically(path, page)
         sys.stderr.write(f"wrote {path}\n")
     return Result(asdict(look))
@@ -79,7 +80,7 @@ def compose_config(overrides: Sequence[str], data_path: str | None) -> RunConfig
     Raises:
         ConfigError: if a value is wrong.
     """
-    with compose_job(overrides, LAUNCHER.with_name("conf")) as job:
+    with compose_job(overrides, CONF) as job:
         if data_path is not None:
             job.cfg.data.path = data_path
         return build_new_config(job)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN
+from rlhf.config.run_dir import find_run_dir
 from rlhf.report.compare_runs import print_comparison
 from rlhf.report.run_page import write_report
 from rlhf.run.console import Console
@@ -26,7 +27,9 @@ from rlhf.run.step_alarms import read_alarms
 def main(arguments: Sequence[str]) -> int:
     """Write a report, or compare the runs that the command names; return the exit code."""
     parser = build_command_parser("rlhf.report", __doc__, has_json=True)
-    parser.add_argument("paths", nargs="+", metavar="RUN_DIR|SWEEP_DIR")
+    parser.add_argument(
+        "paths", nargs="*", metavar="RUN_DIR|SWEEP_DIR", help="default: runs/latest"
+    )
     parser.add_argument("--html", metavar="FILE", help="also write the comparison as an HTML page")
     parser.add_argument(
         "--registry", metavar="FOLDER", help="folder whose runs count as tried; default: runs/"
@@ -36,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _report_or_compare(options: argparse.Namespace) -> Result:
-    paths = [expand_user_path(word, key="RUN_DIR") for word in options.paths]
+    paths = [find_run_dir(word) for word in options.paths or [None]]
     html, registry = (
         None if word is None else expand_user_path(word, key=key)
         for key, word in (("--html", options.html), ("--registry", options.registry))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
+from rlhf.base.program import name_commands
 from rlhf.base.stored_files import find_folders_with
 from rlhf.config.freeze import FROZEN
 from rlhf.run.console import Console
@@ -30,10 +31,10 @@ def report_on_exit(run_dir: Path) -> Iterator[None]:
             try:
                 make(run_dir, console)
             except Exception as error:
+                again = name_commands(f"python -m rlhf.report {run_dir}")
                 console.say(
                     f"warning: the {part} of {run_dir} is incomplete: {reason_of(error)}. The "
-                    f"results are not affected; python -m rlhf.report {run_dir} writes the report "
-                    "again"
+                    f"results are not affected; {again} writes the report again"
                 )
 
 

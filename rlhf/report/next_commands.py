@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from rlhf.base.program import launch_command, name_commands
 from rlhf.base.stored_files import SAMPLES, find_entries
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase, Source
@@ -49,8 +50,8 @@ def suggest_commands(run_dir: Path) -> list[str]:
             "  # use the model, in Python",
             *python_example(model, prompts, has_chat_template=has_template),
             f"  # {'let it play' if game_option else 'talk to it'}, and measure it",
-            shlex.join(["python", "-m", "rlhf.chat", *run_arguments, *game_option]),
-            shlex.join(["python", "-m", "rlhf.evaluate", *run_arguments]),
+            name_commands(f"python -m rlhf.chat {shlex.join([*run_arguments, *game_option])}"),
+            name_commands(f"python -m rlhf.evaluate {shlex.join(run_arguments)}"),
         ]
     if find_entries(run_dir, "wandb/offline-run-*"):
         sync = f"wandb sync {shlex.quote(str(relative_to_cwd(run_dir)))}/wandb/offline-run-*"
@@ -111,4 +112,4 @@ def _override_key(word: str) -> str:
 def _launch_command(words: Iterable[str], changes: dict[str, str]) -> str:
     """Return a launch command with the overrides ``changes``, and ``words`` for other keys."""
     kept = [word for word in words if _override_key(word) not in changes]
-    return shlex.join(["python", "launch.py", *kept, *(f"{k}={v}" for k, v in changes.items())])
+    return launch_command([*kept, *(f"{k}={v}" for k, v in changes.items())])

@@ -20,6 +20,7 @@ from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.program import name_commands
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -71,6 +72,7 @@ def build_jinja_environment(package: str = __package__) -> Environment:
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     environment.filters["question"] = unframe_prompt
     environment.globals |= {"asset": read_asset, "chart_scripts": CHART_SCRIPTS}
+    environment.globals["name_commands"] = name_commands
     return environment
 
 

@@ -7,12 +7,12 @@ that crashed has a report too. Text of models and data is escaped.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
+from rlhf.base.program import launch_command
 from rlhf.base.stored_files import ANSWERS, EVALUATION
 from rlhf.config.freeze import read_command
 from rlhf.options.rollout_log.report import rollout_sections
@@ -92,7 +92,7 @@ def run_page(run: RunFiles) -> str:
         alarm_element_id=alarm_element_id,
         sections=[section for section in sections if any(section.charts)],
         other_charts=other_metric_charts(run),
-        command=shlex.join(["python", "launch.py", *words]) if words else "",
+        command=launch_command(words) if words else "",
         versions=(result or {}).get("versions", {}),
         settings={key: json.dumps(value) for key, value in run.config.items()},
     )

@@ -6,12 +6,12 @@ import inspect
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.program import launch_command
 from rlhf.base.safe_text import redact
 from rlhf.base.stored_files import INPUTS
 from rlhf.config.choices import Source
@@ -46,10 +46,9 @@ def origin_sections(run_dir: Path, *, rows: Mapping[str, tuple[int, int]]) -> st
         return ""
     keys = read_frozen_keys(run_dir)
     words = read_command(run_dir)
-    command = shlex.join(["python", "launch.py", *words])
     sections = {
         "Run": markdown_table(("what", "value"), _run_table_rows(run_dir, keys)),
-        "Command": f"```bash\n{command}\n```" if words else "",
+        "Command": f"```bash\n{launch_command(words)}\n```" if words else "",
         "Settings that differ from the presets": markdown_table(
             ("key", "value"), _settings_of_command(words, keys)
         ),

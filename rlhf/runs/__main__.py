@@ -23,6 +23,7 @@ from typing import Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import USER_ERROR, ConfigError
+from rlhf.base.program import name_commands
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.run_dir import RUNS
 from rlhf.report.comparison import command_line_text, read_compared_run
@@ -74,7 +75,8 @@ def _list(options: argparse.Namespace) -> Output:
         f"{' '.join([str(run.folder), *run.changes])}\n    {', '.join(_describe_run(run))}"
         for run in runs
     )
-    footer = f"{len(runs)} runs; python -m rlhf.report RUN_DIR RUN_DIR compares some of them"
+    compare = name_commands("python -m rlhf.report RUN_DIR RUN_DIR")
+    footer = f"{len(runs)} runs; {compare} compares some of them"
     return {"runs": [run.as_json() for run in runs]}, chain(lines, [footer])
 
 

@@ -8,28 +8,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from rlhf.base.errors import CapabilityError, ConfigError
+from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.batches import num_ranks
 from rlhf.config.schema.run import LauncherConfig, RunConfig
 
-LAUNCHER = Path(__file__).parents[2] / "launch.py"
 DEFAULT_PORT = 29500
 # Variables of this node that ranks on other nodes would miss: settings, and secrets, each with the
 # command that stores it in the home folder instead.
 SETTINGS = "RLHF_CACHE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_ENDPOINT HF_HUB_OFFLINE".split()
 SECRETS = {"HF_TOKEN": "hf auth login", "WANDB_API_KEY": "wandb login"}
 JOB_PORTS = range(20_000, 29_000)  # below the ports that Linux gives to clients, from 32768
-
-
-def require_launch_script(module: str) -> None:
-    """Raise CapabilityError if launch.py, which ``python -m MODULE`` starts, does not exist."""
-    if not LAUNCHER.is_file():
-        raise CapabilityError(
-            f"python -m {module}: starts {LAUNCHER}, which is not there; run it in a clone of the "
-            "repository"
-        )
 
 
 class LaunchMode(StrEnum):

@@ -19,6 +19,7 @@ from rlhf.base.atomic import await_path
 from rlhf.base.command import quieten_libraries
 from rlhf.base.errors import USER_ERROR
 from rlhf.base.foreign_errors import convert_drive_errors
+from rlhf.base.program import name_commands
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import RESULT
 from rlhf.base.user_paths import expand_user_path
@@ -195,7 +196,7 @@ def install_signals_and_watchdog(
     context.requests.install_handlers(grace_seconds=grace, stops=stops)
     if config.launcher.watchdog_minutes is None:
         return
-    remedy = f"python launch.py resume={context.run_dir} continues the run"
+    remedy = name_commands(f"python launch.py resume={context.run_dir} continues the run")
     start_watchdog(
         context.heartbeat,
         60 * config.launcher.watchdog_minutes,

@@ -24,6 +24,7 @@ from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.intervals import mean_of
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, read_frozen_keys
+from rlhf.config.run_dir import find_run_dir
 from rlhf.report.charts import Point
 from rlhf.run.console import Console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
@@ -156,7 +157,9 @@ def _draw_sweep(sweep: LiveSweep) -> RenderableType:
 def main(arguments: Sequence[str]) -> int:
     """Serve the page or fill the terminal until Ctrl-C, or print JSON; return the exit code."""
     parser = build_command_parser("rlhf.watch", __doc__, has_json=True)
-    parser.add_argument("folder", metavar="RUN_DIR|SWEEP_DIR")
+    parser.add_argument(
+        "folder", nargs="?", metavar="RUN_DIR|SWEEP_DIR", help="default: runs/latest"
+    )
     views = parser.add_mutually_exclusive_group()
     views.add_argument("--terminal", action="store_true", help="use the terminal instead of a page")
     views.add_argument("--port", type=int, help="port of the page; default: a free port from 7860")
@@ -172,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _watch(options: argparse.Namespace) -> Result | None:
-    folder = expand_user_path(options.folder, key="RUN_DIR").resolve()  # runs/latest may change
+    folder = find_run_dir(options.folder).resolve()  # runs/latest may change
     if options.json:
         return Result(read_snapshot(folder))
     if options.terminal:

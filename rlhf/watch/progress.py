@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlhf.base.program import name_commands
 from rlhf.base.stored_files import (
     MEASURED,
     METRICS,
@@ -186,7 +187,7 @@ class RunProgress:
             return RunState("running", f"running, {last_sign}")
         if is_alive:
             return RunState("silent", f"may hang: a step takes {late:.2g} s, {last_sign}")
-        advice = f"python launch.py resume={self.folder} continues the run"
+        advice = name_commands(f"python launch.py resume={self.folder} continues the run")
         if is_alive is False:
             return RunState("ended", f"stopped, {last_sign}; {advice}")
         return RunState("silent", f"on another machine or ended, {last_sign}")

@@ -25,13 +25,13 @@ import torch
 from rlhf.base.command import Result, build_command_parser, quieten_libraries, run_to_exit_code
 from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.base.isolated_process import import_user_object
+from rlhf.base.program import CONF
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.jobs.completion import build_new_config
 from rlhf.jobs.launch_command import compose_job
 from rlhf.phases.ppo.hooks import PpoHook
 from rlhf.run.console import Console
-from rlhf.runtime.launch_mode import LAUNCHER
 from rlhf_lab.clip_cov import ClipCovKeys
 from rlhf_lab.gdpo import GdpoKeys
 from rlhf_lab.gradients.causes import WORDS, Direction, GradientMatch, examine, policies_of_updates
@@ -109,7 +109,7 @@ def sample(method: GradientEstimator, task: TinyTask, *, batches: int, seed: int
 
 def _examine(options: argparse.Namespace) -> Result:
     quieten_libraries()
-    with compose_job(options.words, LAUNCHER.with_name("conf")) as job:
+    with compose_job(options.words, CONF) as job:
         config = build_new_config(job)
     method = build_estimator(config, [import_user_object("--own", name)[0] for name in options.own])
     task, ppo = TinyTask.draw(options.seed, method.group), method.config.ppo
