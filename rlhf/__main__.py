@@ -12,8 +12,7 @@ import sys
 
 from rlhf.base.program import LAUNCHER
 
-TOOLS = ("chat", "compare", "data", "evaluate", "export", "gpu-check", "replay", "report", "runs")
-TOOLS += ("watch",)
+TOOLS = "chat compare data evaluate export gpu-check replay report runs watch".split()
 
 
 def main() -> int:

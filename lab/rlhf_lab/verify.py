@@ -155,11 +155,14 @@ def check_logs(run: CheckedRun) -> Doubts:
 
 def check_command(run: CheckedRun) -> Doubts:
     """Compose the command again, and compare the keys that a resumed run may not change."""
+    from rlhf.config.hydra_parts import search_path_override
     from rlhf.jobs.completion import build_new_config
     from rlhf.jobs.launch_command import compose_job
 
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     words = read_command(run.folder)
+    if (saved := run.folder / "conf").is_dir():  # the own options that the command chose
+        words = [search_path_override(saved), *words]
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
     with compose_job(words, CONF) as job:
         composed = values_by_key(build_new_config(job._replace(resume=None)))

@@ -7,6 +7,7 @@ and message texts, and fails with the names of those that the installed version 
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from rlhf.base.errors import ConfigError
+from rlhf.base.program import own_conf
+from rlhf.base.user_paths import expand_user_path
 from rlhf.methods import conf_folders, defaults_of_methods
 
 __all__ = ["ChoiceSweep", "IntervalSweep", "Override", "RangeSweep"]
@@ -68,6 +72,48 @@ def parse_flags(words: Sequence[str]) -> tuple[Namespace, list[str]]:
     return get_args_parser().parse_known_args(list(words))
 
 
+SEARCH_PATH = "hydra.searchpath="  # adds folders that are like conf/
+
+
+def use_config_dir(words: Sequence[str]) -> list[str]:
+    """Replace Hydra's flag ``--config-dir FOLDER`` by the override that adds FOLDER.
+
+    Hydra's ``compose``, the trials of a search and a run's command read the override too.
+
+    Raises:
+        ConfigError: if FOLDER is no folder.
+    """
+    given, _ = parse_flags(words)
+    flag = next((n for n, w in enumerate(words) if re.match(r"(--config-d\w*|-cd)(=|$)", w)), None)
+    if given.config_dir is None or flag is None:
+        return list(words)
+    folder = expand_user_path(given.config_dir, key="--config-dir").resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir={folder}: must name a folder that is like conf/")
+    others = [*words[:flag], *words[flag + (1 if "=" in words[flag] else 2) :]]
+    # Before the first override, and so behind the flags that may not follow one.
+    first = next((n for n, w in enumerate(others) if re.match("[^-].*=", w)), len(others))
+    return [*others[:first], search_path_override(folder), *others[first:]]
+
+
+def search_path_override(folder: Path) -> str:
+    """Return the override that lets Hydra also read ``folder``, which is like conf/."""
+    place = f"file://{folder}"
+    if not re.fullmatch(r"[\w:/.-]+", place):
+        place = "'{}'".format(place.replace("'", r"\'"))
+    return f"{SEARCH_PATH}[{place}]"
+
+
+def own_folders(words: Iterable[str]) -> list[Path]:
+    """Return the folders with a user's own options: conf/ here, and those that ``words`` add."""
+    given = [
+        each.value() for each in parse_overrides(w for w in words if w.startswith(SEARCH_PATH))
+    ]
+    paths = [str(path) for value in given if isinstance(value, list) for path in value]
+    added = [Path(path.removeprefix("file://")) for path in paths]
+    return [*own_conf(), *(folder for folder in added if folder.is_dir())]
+
+
 def set_job_config(cfg: DictConfig) -> None:
     """Let ``HydraConfig.get()`` return the node ``hydra`` of the composed ``cfg``."""
     HydraConfig.instance().set_config(cfg)
@@ -88,13 +134,13 @@ def register_sweeper(kind: type[Sweeper], name: str, **keys: Any) -> None:
     ConfigStore.instance().store(group="hydra/sweeper", name=name, node=node)
 
 
-class MethodsSearchPath(SearchPathPlugin):
-    """The part of Hydra's search path with the options of installed methods."""
+class AddedSearchPath(SearchPathPlugin):
+    """The part of Hydra's search path with options of installed methods and of the user."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the folders of methods after conf/: Hydra prefers a file in conf/ to theirs."""
-        for folder in conf_folders():
-            search_path.append("rlhf-methods", f"file://{folder}")
+        """Add the folders after conf/: Hydra prefers a file in conf/ to theirs."""
+        for folder in [*conf_folders(), *own_conf()]:
+            search_path.append("rlhf", f"file://{folder}")
 
 
 def extend_hydra() -> None:
@@ -107,7 +153,7 @@ def extend_hydra() -> None:
         "rlhf_correction", lambda name: "token" if name == "vllm_server" else "none", replace=True
     )
     ConfigStore.instance().store("methods", defaults_of_methods())
-    Plugins.instance().register(MethodsSearchPath)
+    Plugins.instance().register(AddedSearchPath)
 
 
 @contextmanager

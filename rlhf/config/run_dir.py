@@ -241,7 +241,8 @@ def _creation_error(path: Path, error: OSError) -> ConfigError:
 
 def point_latest_to(run_dir: Path, say: Callable[[str], None]) -> None:
     """Point ``runs/latest`` to ``run_dir`` if that is in runs/; called when the run has trained."""
-    if not run_dir.resolve().is_relative_to(RUNS.resolve()):
+    is_hidden = run_dir.resolve().name.startswith(".")  # a replay, which is removed
+    if is_hidden or not run_dir.resolve().is_relative_to(RUNS.resolve()):
         return
     try:
         with replace_atomically(LATEST, shared=True) as link:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -26,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
+from rlhf.base.program import name_commands
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import PlanMode
@@ -39,7 +41,15 @@ from rlhf.config.hydra_errors import (
     refuse_words_of_other_programs,
     to_hydra_override,
 )
-from rlhf.config.hydra_parts import composing, extend_hydra, parse_flags, set_job_config
+from rlhf.config.hydra_parts import (
+    SEARCH_PATH,
+    composing,
+    extend_hydra,
+    own_folders,
+    parse_flags,
+    set_job_config,
+    use_config_dir,
+)
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
@@ -92,22 +102,25 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     Raises:
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
-    typed = [to_hydra_override(word) for word in words if not word.startswith(LOCAL_RANK)]
+    given = use_config_dir([word for word in words if not word.startswith(LOCAL_RANK)])
+    typed = [to_hydra_override(word) for word in given]
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     if "--version" in typed:
         sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
         sys.exit(0)
     refuse_unknown_flags(typed)
+    own = own_folders(typed)
     if leads:
-        print_help(typed, definitions.with_name("conf"))
+        print_help(typed, definitions.with_name("conf"), own)
     refuse_words_of_other_programs(typed)
-    if (search := parse_search(typed, definitions)) is not None:
+    _refuse_taken_names(typed, definitions.with_name("conf"), own)
+    if (search := parse_search(typed, definitions, own)) is not None:
         yield Command(typed, search.folder, search)
     elif not leads:
         yield Command(typed)
     else:
-        expanded, growing = expand_sweep(typed, definitions)
+        expanded, growing = expand_sweep(typed, definitions, own)
         with use_temporary_plan_folder(expanded) as composed:
             words = add_sweep_folders(composed, typed, growing)
             yield Command(words, sweep_folder_of(words))
@@ -136,9 +149,10 @@ def read_job(cfg: DictConfig) -> Job:
     """Return the job of the configuration ``cfg`` that Hydra composed."""
     job = HydraConfig.get()
     resume, continues = _read_resume(cfg)
+    words = cast(list[str], OmegaConf.to_container(job.overrides.task, resolve=False))
     return Job(
         cfg,
-        cast(list[str], OmegaConf.to_container(job.overrides.task, resolve=False)),
+        [*(word for word in job.overrides.hydra if word.startswith(SEARCH_PATH)), *words],
         is_plan=OmegaConf.select(cfg, "plan") == PlanMode.only.value,
         resume=resume,
         continues=continues,
@@ -163,7 +177,7 @@ def compose_job(words: Sequence[str], conf: Path) -> Iterator[Job]:
     Raises:
         ConfigError: if a word is a secret, or Hydra cannot apply it.
     """
-    typed = [to_hydra_override(word) for word in words]
+    typed = [to_hydra_override(word) for word in use_config_dir(words)]
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
     refuse_words_of_other_programs(typed)
@@ -196,11 +210,12 @@ def set_up_process() -> None:
     extend_hydra()
 
 
-def print_help(words: Sequence[str], conf: Path) -> None:
+def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> None:
     """Print the entries that the words after ``--help`` name, or ``conf/help.txt``, and exit.
 
     Without ``--help``, return. The printed values are from the configuration that the other
     ``words`` compose from ``conf``. If all words are overrides, their keys and options are printed.
+    ``own`` are the folders of the user's own options.
 
     Raises:
         ConfigError: if nothing has such a name, or the overrides cannot be composed.
@@ -208,20 +223,25 @@ def print_help(words: Sequence[str], conf: Path) -> None:
     flags, _ = parse_flags(words)
     if not flags.help:
         return
-    if not flags.overrides:
-        sys.stdout.write(conf.joinpath("help.txt").read_text(encoding="utf-8"))
-        if of_methods := sorted(name for name, _ in _find_options(*conf_folders())):
-            text = textwrap.fill(f"Of installed methods: {', '.join(of_methods)}", 100)
-            sys.stdout.write(f"{text}\n")
+    adding = [word for word in flags.overrides if word.startswith(SEARCH_PATH)]
+    if not (asked := [word for word in flags.overrides if word not in adding]):
+        sys.stdout.write(name_commands(conf.joinpath("help.txt").read_text(encoding="utf-8")))
+        places = {"installed methods": conf_folders()} | {str(folder): [folder] for folder in own}
+        for place, folders in places.items():
+            if listed := ", ".join(sorted(name for name, _ in _find_options(*folders))):
+                sys.stdout.write(f"{textwrap.fill(f'Of {place}: {listed}', 100)}\n")
         sys.exit(0)
-    named_words = [word for word in flags.overrides if not word.partition("=")[2]]
-    given = [word for word in flags.overrides if word not in named_words]
+    named_words = [word for word in asked if not word.partition("=")[2]]
+    given = [word for word in asked if word not in named_words]
     with composing(conf):
-        cfg = compose("config", [word for word in given if not word.startswith("sweep=")])
+        chosen = [word for word in given if not word.startswith("sweep=")]
+        cfg = compose("config", [*adding, *chosen])
         for key in OmegaConf.missing_keys(cfg):
             OmegaConf.update(cfg, key, "VALUE")
         config = to_run_config(cfg)
-    entries = dict([*_describe_keys(RunConfig, config, config), *_describe_group_options(conf)])
+    entries = dict(
+        [*_describe_keys(RunConfig, config, config), *_describe_group_options(conf, own)]
+    )
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     for word in named_words or [_name_of_override(word, entries) for word in given]:
         if word in OTHER_NAMES:
@@ -282,14 +302,28 @@ def _find_options(*folders: Path) -> Iterator[tuple[str, Path]]:
         for path in sorted(folder.glob("*/**/*.yaml")):
             group, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
             if group not in HIDDEN:
-                yield f"{group}={option}", path
+                yield f"{'sweep' if group == 'sweeps' else group}={option}", path
 
 
-def _describe_group_options(conf: Path) -> Iterator[tuple[str, str]]:
+def _find_all_options(conf: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the options of ``conf``, of sweeps/ beside it, and of installed methods."""
+    yield from _find_options(conf, *conf_folders())
+    for path in sorted(conf.with_name("sweeps").glob("*.yaml")):
+        yield f"sweep={path.stem}", path
+
+
+def _refuse_taken_names(words: Iterable[str], conf: Path, own: Sequence[Path]) -> None:
+    """Raise ConfigError if a word chooses an own option with the name of one of this program."""
+    chosen = {re.sub(r"^\+*([^=@]+)(@[^=]*)?=", r"\1=", word) for word in words} if own else set()
+    taken = dict(_find_all_options(conf)) if own else {}
+    for name, path in _find_options(*own):
+        if name in chosen and name in taken:
+            raise ConfigError(f"{name}: {path} has the name of an option of rlhf; rename the file")
+
+
+def _describe_group_options(conf: Path, own: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Yield each option of a group, and each sweep, with the comment that begins its file."""
-    sweeps = sorted(conf.with_name("sweeps").glob("*.yaml"))
-    named = ((f"sweep={path.stem}", path) for path in sweeps)
-    for name, path in [*_find_options(conf, *conf_folders()), *named]:
+    for name, path in [*_find_options(*own), *_find_all_options(conf)]:
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[2:] for line in takewhile(lambda line: line.startswith("#"), lines)]
         description = [line for line in comments if not line.startswith(("@", "python "))]

@@ -24,6 +24,7 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
 from rlhf.base.hashing import sha256_of
 from rlhf.config.hydra_parts import (
+    SEARCH_PATH,
     ChoiceSweep,
     IntervalSweep,
     Override,
@@ -119,12 +120,17 @@ class Search(NamedTuple):
     folder: Path
 
 
-def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
-    """Return the search that the command ``words`` starts, or None if it starts no search."""
+def parse_search(
+    words: Sequence[str], definitions: Path, own: Sequence[Path] = ()
+) -> Search | None:
+    """Return the search that the command ``words`` starts, or None if it starts no search.
+
+    ``definitions`` and ``own`` are as for ``read_sweep_definition``.
+    """
     names = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     if len(names) != 1 or MULTIRUN.isdisjoint(words):
         return None
-    definition = read_sweep_definition(names[0], definitions)
+    definition = read_sweep_definition(names[0], definitions, own)
     if STUDY not in definition:
         return None
     keys = (*definition, *(word.partition("=")[0] for word in words))
@@ -134,7 +140,7 @@ def parse_search(words: Sequence[str], definitions: Path) -> Search | None:
             "before it starts; a study chooses the values of its trials, so limit study.trials"
         )
     typed = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
-    if hydra_words := [word for word in typed if word.startswith("hydra")]:
+    if hydra_words := [w for w in typed if w.startswith("hydra") and not w.startswith(SEARCH_PATH)]:
         raise ConfigError(
             f"{hydra_words[0]}: sweep={names[0]} is a study, which starts its trials itself, "
             f"study.slots at a time, in {SWEEPS}: remove this word"

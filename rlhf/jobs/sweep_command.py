@@ -44,7 +44,9 @@ def is_sweep(words: Sequence[str]) -> bool:
     return not MULTIRUN.isdisjoint(words)
 
 
-def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], set[str]]:
+def expand_sweep(
+    words: Sequence[str], definitions: Path, own: Sequence[Path] = ()
+) -> tuple[list[str], set[str]]:
     """Replace ``sweep=NAME``, seeds, minutes and dollars by the overrides that they stand for.
 
     NAME.yaml does not change a key that the command sets. Return the new words, and the keys that
@@ -62,7 +64,7 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], se
         translated.append("{}={}".format(*_translate(key, value)) if key in SWEEP_WORDS else word)
     given = {word.lstrip("+~").partition("=")[0] for word in translated}
     for name in (word.removeprefix("sweep=") for word in aliases if word.startswith("sweep=")):
-        definition, many, paired = read_sweep_file(name, definitions)
+        definition, many, paired = read_sweep_file(name, definitions, own)
         new += [f"{k}={format_sweep_value(v)}" for k, v in definition.items() if k not in given]
         growing |= many - given
         if paired := [key for key in paired if key not in given]:
@@ -76,9 +78,11 @@ def expand_sweep(words: Sequence[str], definitions: Path) -> tuple[list[str], se
     return [*translated[:position], *new, *rest], growing
 
 
-def read_sweep_file(name: str, definitions: Path) -> tuple[dict[str, Any], set[str], list[str]]:
+def read_sweep_file(
+    name: str, definitions: Path, own: Sequence[Path] = ()
+) -> tuple[dict[str, Any], set[str], list[str]]:
     """Return a sweep file's keys and values, its keys that may get more values, its paired keys."""
-    definition = read_sweep_definition(name, definitions)
+    definition = read_sweep_definition(name, definitions, own)
     grid, paired = parts = [definition.pop(part, {}) for part in FILE_WORDS]
     for part, lists in zip(FILE_WORDS, parts, strict=True):
         if not isinstance(lists, dict) or not all(isinstance(v, list) for v in lists.values()):
@@ -205,17 +209,21 @@ def _insert_overrides(words: Sequence[str], *new: str) -> list[str]:
     return [*words[:end], *new, *words[end:]]
 
 
-def read_sweep_definition(name: str, definitions: Path) -> dict[str, Any]:
+def read_sweep_definition(name: str, definitions: Path, own: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the keys and values of ``name``.yaml in the folder ``definitions``.
+
+    It may also be in the folder sweeps/ of one of ``own``, which are like conf/.
 
     Raises:
         ConfigError: if the file is missing, is not a mapping, or holds a secret.
     """
-    path = definitions / f"{name}.yaml"
+    folders = [definitions, *(folder / "sweeps" for folder in own)]
     with translate_errors(lambda reason: ConfigError(f"sweep={name}: cannot be read ({reason})")):
-        if not path.is_file():
-            known = ", ".join(sorted(each.stem for each in definitions.glob("*.yaml")))
-            raise ConfigError(f"sweep={name}: no such file in {definitions}; choose one of {known}")
+        path = next((p for folder in folders if (p := folder / f"{name}.yaml").is_file()), None)
+        if path is None:
+            known = ", ".join(sorted(p.stem for folder in folders for p in folder.glob("*.yaml")))
+            places = " or ".join(map(str, folders))
+            raise ConfigError(f"sweep={name}: no such file in {places}; choose one of {known}")
         read = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(read, dict):
         raise ConfigError(f"{path}: must map keys to a value, or to a list of values to try")
