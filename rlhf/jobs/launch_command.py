@@ -102,13 +102,13 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     Raises:
         ConfigError: if a word is a secret or an unknown option, or the sweep or search is wrong.
     """
+    if "--version" in words:
+        sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
+        sys.exit(0)
     given = use_config_dir([word for word in words if not word.startswith(LOCAL_RANK)])
     typed = [to_hydra_override(word) for word in given]
     refuse_unreadable_words(typed)
     refuse_secrets_in_command(typed, os.environ)
-    if "--version" in typed:
-        sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
-        sys.exit(0)
     refuse_unknown_flags(typed)
     own = own_folders(typed)
     if leads:
