@@ -1,4 +1,4 @@
-"""Put launch.py, conf/ and sweeps/ into the package as rlhf/program; pyproject.toml has the rest."""
+"""Put launch.py, conf/ and sweeps/ into the wheel, in rlhf/program; pyproject.toml has the rest."""
 
 from setuptools import find_namespace_packages, setup
 

@@ -30,7 +30,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.program import own_conf
+from rlhf.base.program import CONF, own_conf
 from rlhf.base.user_paths import expand_user_path
 from rlhf.methods import conf_folders, defaults_of_methods
 
@@ -112,6 +112,15 @@ def own_folders(words: Iterable[str]) -> list[Path]:
     paths = [str(path) for value in given if isinstance(value, list) for path in value]
     added = [Path(path.removeprefix("file://")) for path in paths]
     return [*own_conf(), *(folder for folder in added if folder.is_dir())]
+
+
+def own_options_in_use(words: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Yield GROUP/OPTION.yaml and its file for each own option that the composed job chose."""
+    folders = own_folders(words)
+    for group, option in HydraConfig.get().runtime.choices.items() if folders else ():
+        name = f"{group.partition('@')[0]}/{option}.yaml"
+        files = (folder / name for folder in folders if not (CONF / name).exists())
+        yield from ((name, file) for file in files if file.is_file())
 
 
 def set_job_config(cfg: DictConfig) -> None:

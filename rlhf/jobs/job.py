@@ -11,12 +11,9 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from hydra.core.hydra_config import HydraConfig
-
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.command import Result
 from rlhf.base.errors import USER_ERROR, ConfigError
-from rlhf.base.program import CONF
 from rlhf.base.refusals import refusal_as_json
 from rlhf.base.stored_files import PLAN
 from rlhf.base.user_paths import expand_user_path, read_user_text
@@ -28,7 +25,7 @@ from rlhf.config.freeze import (
     write_command,
     write_frozen_config,
 )
-from rlhf.config.hydra_parts import SEARCH_PATH, own_folders
+from rlhf.config.hydra_parts import SEARCH_PATH, own_options_in_use
 from rlhf.config.run_dir import (
     clear_untrained_run,
     create_run_folder,
@@ -87,7 +84,9 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         else:
             write_input_hashes(config, run_dir)
         write_command(job.overrides, run_dir)
-        _save_own_options(job, run_dir)
+        for name, file in own_options_in_use(job.overrides):
+            (target := run_dir / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(target, read_user_text(file))
         if plan is not None:
             write_json(run_dir / PLAN, plan_as_json(plan))
             notes = (*notes, f"plan: {plan_summary(plan)}")
@@ -103,19 +102,6 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         for note in notes:
             console.say(note)
     return config, run_dir
-
-
-def _save_own_options(job: Job, run_dir: Path) -> None:
-    """Copy the files of the user's own options that the run chose to ``run_dir``/conf."""
-    if not (folders := own_folders(job.overrides)):
-        return
-    for group, option in HydraConfig.get().runtime.choices.items():
-        name = f"{group.partition('@')[0]}/{option}.yaml"
-        for file in (folder / name for folder in folders):
-            if file.is_file() and not (CONF / name).exists():
-                target = run_dir / "conf" / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_text_atomically(target, read_user_text(file))
 
 
 def show_plan(completed: CompletedConfig, job: Job) -> float | None:

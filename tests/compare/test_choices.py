@@ -157,7 +157,7 @@ def test_choices_are_counted_for_a_program(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "name either RUN_DIR or --answers FILE"),
+        ([], "no runs/latest in this folder; name the directory of a run, or start one with rlhf"),
         (["{run}", "--answers", "a.jsonl"], "name either RUN_DIR or --answers FILE"),
         (["{run}/.."], "is not the directory of a run: it has no config.yaml"),
         (["{run}", "--against", "{run}"], "must be another run than"),
@@ -169,8 +169,13 @@ def test_choices_are_counted_for_a_program(
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
-    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     runs = {
         "run": run_with(tmp_path / "runs" / "run", ["old"], ["new"]),
         "unfinished": run_with(tmp_path / "runs" / "unfinished", ["old"], []),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.program import LAUNCHER
 from rlhf.gpu_check import __main__ as command
 from rlhf.gpu_check import runs
 from rlhf.gpu_check.processes import run_part
@@ -22,7 +23,6 @@ from rlhf.gpu_check.rows import (
     write_results,
 )
 from rlhf.gpu_check.runs import EndedRun
-from rlhf.runtime.launch_mode import LAUNCHER
 from tests.documents import read_document
 from tests.pretend_cuda.gpu import Gpu, missing_to_pretend
 from tests.runs import ROOT, python, wait_for

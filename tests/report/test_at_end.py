@@ -124,7 +124,7 @@ def test_the_first_fault_decides_what_to_type_next(
         diverge(run_dir, phase)
     (run_dir / "reward").mkdir()
     (run_dir / "reward/result.json").write_text(json.dumps({"accuracy_ci": interval}))
-    assert f"  python launch.py {change}" in suggest_commands(run_dir)
+    assert f"  rlhf {change}" in suggest_commands(run_dir)
 
 
 def test_what_to_type_next_does_not_change_what_a_source_run_determines(run_dir: Path) -> None:

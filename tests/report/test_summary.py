@@ -201,10 +201,10 @@ def test_the_next_commands_name_this_run(run_dir: Path) -> None:
     lines = [line.strip() for line in suggest_commands(run_dir)]
     assert 'model = pipeline("text-generation", "runs/mine/ppo/actor")' in lines
     assert 'print(model("Your prompt")[0]["generated_text"])' in lines
-    assert "python -m rlhf.chat runs/mine" in lines
-    assert "python -m rlhf.evaluate runs/mine" in lines
-    assert "python launch.py ppo.kl_ctl=0.6" in lines
-    assert "python launch.py data=local data.path=FILE" in lines
+    assert "rlhf chat runs/mine" in lines
+    assert "rlhf evaluate runs/mine" in lines
+    assert "rlhf ppo.kl_ctl=0.6" in lines
+    assert "rlhf data=local data.path=FILE" in lines
     assert not any("wandb" in line for line in lines)
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
     result |= {"gold_before": 0.5, "gold_after": 0.5, "gold_gain_ci": gain} if gain else {}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     lines = [line.strip() for line in suggest_commands(run_dir)]
-    assert [line for line in lines if "ppo." in line] == [f"python launch.py {change}"]
+    assert [line for line in lines if "ppo." in line] == [f"rlhf {change}"]
 
 
 def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path) -> None:
@@ -234,7 +234,7 @@ def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path)
     alarm = {"phase": "ppo", "step": 3, "name": "duplicates", "metric": "ppo/same_response_share"}
     text = json.dumps(alarm | {"value": 0.9, "advice": "Raise it."})
     (run_dir / "alarms.jsonl").write_text(text + "\n")
-    assert "  python launch.py ppo.kl_ctl=0.6" in suggest_commands(run_dir)
+    assert "  rlhf ppo.kl_ctl=0.6" in suggest_commands(run_dir)
 
 
 @pytest.mark.parametrize("columns", ["[]", "[answer]"])
@@ -257,7 +257,7 @@ def test_the_next_commands_keep_what_was_typed(run_dir: Path) -> None:
     typed = "experiment=smoke data=hh data.size=9 'ppo.kl_ctl=0.3' 'name=my run' run_dir=runs/mine"
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
     lines = [line.strip() for line in suggest_commands(run_dir)]
-    same = "python launch.py experiment=smoke"
+    same = "rlhf experiment=smoke"
     assert f"{same} data=hh data.size=9 'name=my run' ppo.kl_ctl=0.6" in lines
     assert f"{same} ppo.kl_ctl=0.3 'name=my run' data=local data.path=FILE" in lines
 
@@ -268,7 +268,7 @@ def test_a_run_on_own_data_is_offered_no_other_data(run_dir: Path) -> None:
     (run_dir / "command.txt").write_text(f"python launch.py {typed}\n")
     lines = [line.strip() for line in suggest_commands(run_dir)]
     typed = typed.replace("data.split=[4,4,2]", "'data.split=[4,4,2]'")
-    assert f"python launch.py {typed} ppo.kl_ctl=0.6" in lines
+    assert f"rlhf {typed} ppo.kl_ctl=0.6" in lines
     assert not any("data.path=FILE" in line or "your own examples" in line for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -11,11 +12,12 @@ BYTECODE = "*/__pycache__/*"
 def test_every_file_of_the_package_is_installed() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = [
-        f"{package.replace('.', '/')}/{pattern}"
+        f"{package.replace('.', '/')}/{pattern}".removeprefix("rlhf/program/").replace("**/", "")
         for package, names in setup["package-data"].items()
         for pattern in names
     ]
-    files = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("rlhf/**/*.*")]
+    paths = chain(*(ROOT.glob(f"{folder}/**/*.*") for folder in ("rlhf", "conf", "sweeps")))
+    files = [path.relative_to(ROOT).as_posix() for path in paths]
     data = [path for path in files if not path.endswith(".py") and not fnmatch(path, BYTECODE)]
     assert data
     assert [path for path in data if not any(fnmatch(path, each) for each in patterns)] == []
