@@ -33,8 +33,8 @@ def test_help_imports_no_torch(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert "rlhf.config.freeze" in imported
     assert not [name for name in imported if name.split(".")[0] in {"torch", "transformers"}]
-    assert "python launch.py -m ppo.kl_ctl=0.02,0.05,0.1 seed=1,2" in run.stdout
-    assert '"$(python launch.py -sc install=bash)"' in run.stdout
+    assert "rlhf -m ppo.kl_ctl=0.02,0.05,0.1 seed=1,2" in run.stdout
+    assert '"$(rlhf -sc install=bash)"' in run.stdout
 
 
 def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def use_config_dir(words: Sequence[str]) -> list[str]:
         return list(words)
     folder = expand_user_path(given.config_dir, key="--config-dir").resolve()
     if not folder.is_dir():
-        raise ConfigError(f"--config-dir={folder}: must name a folder that is like conf/")
+        raise ConfigError(f"--config-dir={given.config_dir}: must name a folder that is like conf/")
     others = [*words[:flag], *words[flag + (1 if "=" in words[flag] else 2) :]]
     # Before the first override, and so behind the flags that may not follow one.
     first = next((n for n, w in enumerate(others) if re.match("[^-].*=", w)), len(others))

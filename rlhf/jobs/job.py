@@ -84,9 +84,9 @@ def _begin_new_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Pat
         else:
             write_input_hashes(config, run_dir)
         write_command(job.overrides, run_dir)
-        for name, file in own_options_in_use(job.overrides):
+        for name, option in own_options_in_use(job.overrides):
             (target := run_dir / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(target, read_user_text(file))
+            write_text_atomically(target, read_user_text(option))
         if plan is not None:
             write_json(run_dir / PLAN, plan_as_json(plan))
             notes = (*notes, f"plan: {plan_summary(plan)}")

@@ -29,6 +29,7 @@ from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
 from rlhf.base.program import name_commands
 from rlhf.base.safe_text import print_traceback
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import PlanMode
 from rlhf.config.effects import effect_of
@@ -226,7 +227,9 @@ def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> No
     adding = [word for word in flags.overrides if word.startswith(SEARCH_PATH)]
     if not (asked := [word for word in flags.overrides if word not in adding]):
         sys.stdout.write(name_commands(conf.joinpath("help.txt").read_text(encoding="utf-8")))
-        places = {"installed methods": conf_folders()} | {str(folder): [folder] for folder in own}
+        places = {"installed methods": conf_folders()} | {
+            str(relative_to_cwd(folder)): [folder] for folder in own
+        }
         for place, folders in places.items():
             if listed := ", ".join(sorted(name for name, _ in _find_options(*folders))):
                 sys.stdout.write(f"{textwrap.fill(f'Of {place}: {listed}', 100)}\n")

@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_the_run(start: Start, tmp_path: Path) -> None:
     output = run_dir / "logs" / "rank_1.txt"
     assert line == (
         f"error: rank 1 on {HOST} ({output}) was ended by SIGKILL; "
-        f"python launch.py resume={run_dir} continues the run"
+        f"rlhf resume={run_dir} continues the run"
     )
     assert complaint.endswith(f"{line}\n")
     assert output.exists()

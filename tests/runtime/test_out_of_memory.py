@@ -60,7 +60,7 @@ def test_the_message_names_keys_and_smaller_micro_batches_continue(tmp_path: Pat
     assert "GiB per rank): " in run.stderr
     assert "can't allocate memory: you tried to allocate" in run.stderr
     keys = "sft.micro_batch_size=8"
-    assert f"python launch.py resume={run_dir} {keys} continues with less memory" in run.stderr
+    assert f"rlhf resume={run_dir} {keys} continues with less memory" in run.stderr
 
     words = [f"resume={run_dir}", keys, "hardware.on_oom=reduce_micro_batch"]
     again = launch(*words, cwd=tmp_path, PYTHONPATH=ROOT)

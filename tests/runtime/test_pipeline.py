@@ -124,7 +124,7 @@ def test_ctrl_c_ends_both_ranks(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    assert f"interrupted; python launch.py resume={run} continues the run" in errors
+    assert f"interrupted; rlhf resume={run} continues the run" in errors
     wait_for(lambda: not any(map(is_there, started)), seconds=10)
 
 

@@ -120,7 +120,7 @@ def assert_ends_after_its_step(process: subprocess.Popen[str], run_dir: Path) ->
     process.send_signal(signal.SIGTERM)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
-    way_on = f"interrupted; python launch.py resume={run_dir} continues the run"
+    way_on = f"interrupted; rlhf resume={run_dir} continues the run"
     assert complaint.splitlines()[-1] == way_on
     found = find_latest_intact_checkpoint(run_dir / "sft", lambda _: None)
     assert found.step == metrics(run_dir)[-1]["step"] > 0
@@ -225,10 +225,7 @@ def test_gradients_that_stay_broken_end_the_run_and_name_what_was_good(tmp_path:
     why = f"no optimizer step could be taken in 3 steps in a row up to step {len(skipped)}"
     assert f"error: sft: {why}, since gradients were not finite" in run.stderr
     assert steps_of(run_dir) == [last_good]
-    assert (
-        f"python -m rlhf.export {run_dir} --phase sft --checkpoint {last_good} exports"
-        in run.stderr
-    )
+    assert f"rlhf export {run_dir} --phase sft --checkpoint {last_good} exports" in run.stderr
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path: Path) -> None:

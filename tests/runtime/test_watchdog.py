@@ -56,7 +56,7 @@ def test_a_stopped_rank_is_named_with_its_stack(tmp_path: Path) -> None:
     assert process.returncode == 2
     stopped = f"rank 1 on {socket.gethostname()} was stopped (SIGSTOP)"
     told = "error: no part of a step has ended for 3 seconds (launcher.watchdog_minutes): "
-    assert f"{told}{stopped}; python launch.py resume={run_dir} continues the run" in complaint
+    assert f"{told}{stopped}; rlhf resume={run_dir} continues the run" in complaint
     assert "rlhf/phases/sft.py" in (run_dir / "logs" / "rank_1.txt").read_text()
     assert "rank 0 waits; its stacks:" in complaint
     assert "rank 1 was stopped; its stacks:" in complaint
