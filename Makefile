@@ -1,4 +1,4 @@
-# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | gpu | clean | test-newest | test-lowest
+# make run [ARGS="experiment=smoke seed=2"] | test | check | lint | soak | papers | gpu | release | clean | test-newest | test-lowest
 # Each sets its environment up first, if it is missing: run installs the package, the others also what tests need.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest $(WORKERS)
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.venv/bytecode
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check lint style types every-test soak papers gpu clean test-newest test-lowest
+.PHONY: run test check lint style types every-test soak papers gpu release clean test-newest test-lowest
 
 run: $(PACKAGE)
 	$(BIN)/python launch.py $(ARGS)
@@ -69,9 +69,13 @@ papers: $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/on_gpu.py runs/on_gpu $(ARGS)
 
+# Wheels and source archives of what is committed, in dist/, installed and tried in another folder.
+release: $(STAMP)
+	$(BIN)/python tools/release.py
+
 # Back to a fresh clone, except for runs/.
 clean:
-	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build *.egg-info lab/*.egg-info
+	rm -rf .venv .venv-newest .venv-lowest .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist *.egg-info lab/*.egg-info
 	find rlhf lab tests -name __pycache__ -prune -exec rm -rf {} +
 
 # The newest, or the lowest, versions that the bounds of pyproject.toml admit, in an environment of their own,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -18,14 +19,16 @@ from rlhf.config.freeze import read_command, write_command
 from rlhf.config.run_dir import find_run_dir, point_latest_to
 from tests.runs import ROOT, TINY_RUN, python
 
-MINE = "# @package _global_\n# a recipe of mine\ndefaults: [smoke, _self_]\nseed: 7\n"
+PAGE = (ROOT / "docs/sweeps.md").read_text()
+(MINE,) = re.findall(r"```yaml\n(# @package _global_\n.*?)```", PAGE, re.DOTALL)
+THEIRS = "# @package _global_\n# a recipe of theirs\ndefaults: [smoke, _self_]\nseed: 8\n"
 Answer = tuple[int, str, str]
 
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with an experiment and a sweep in conf/ and an experiment in other/."""
-    options = {"conf/experiment/mine": MINE, "other/experiment/theirs": MINE.replace("7", "8")}
+    options = {"conf/experiment/mine": MINE, "other/experiment/theirs": THEIRS}
     options["conf/sweeps/question"] = "# which seed?\nexperiment: mine\ngrid: {seed: [1, 2]}\n"
     for name, text in options.items():
         file = tmp_path / f"{name}.yaml"
@@ -118,9 +121,10 @@ def test_without_a_folder_tools_take_the_latest_run(away: Path) -> None:
     [
         ("--help", "conf: experiment=mine, sweep=question\n"),
         ("--config-dir other --help", "other: experiment=theirs\n"),
-        ("--help experiment=mine", "experiment=mine  a recipe of mine\n"),
+        ("--help experiment=mine", "experiment=mine  The recipe of our project.\n"),
         ("--help sweep=question", "sweep=question  which seed?\n"),
         ("--config-dir=other --help experiment=theirs seed", "seed = 8  "),
+        ("--cfg job experiment=mine", "kl_ctl: 0.1\n"),
         ("-cd other experiment=theirs plan=only --json", '"fits": true'),
     ],
 )
@@ -159,7 +163,7 @@ def test_a_run_keeps_its_own_options(away: Path, rlhf: Callable[..., Answer]) ->
     assert ended.returncode == 0, ended.stderr
     assert "\n  rlhf chat runs/smoke/" in ended.stdout
     assert f"rlhf 'hydra.searchpath=[file://{away}/other]' experiment=theirs" in ended.stdout
-    assert (away / "runs/latest/conf/experiment/theirs.yaml").read_text() == MINE.replace("7", "8")
+    assert (away / "runs/latest/conf/experiment/theirs.yaml").read_text() == THEIRS
     (away / "other").rename(away / "moved")
     code, out, err = rlhf("resume=runs/latest", "launcher.dry_run=true")
     assert (code, "launch.py resume=runs/latest" in out) == (0, True), err

@@ -45,6 +45,8 @@ RUN_ELSEWHERE = {
     "python3 -m venv .venv": ".ci/run",
     "pip install -c constraints.txt -e .": ".ci/run",
     "echo hello '|' python -m rlhf.chat runs/latest": "tests/chat/test_chat_command.py",
+    "rlhf -m sweep=question": "tests/test_rlhf.py",
+    "rlhf --config-dir FOLDER experiment=mine": "tests/test_rlhf.py",
     "python -m rlhf.report.dashboards ENTITY/PROJECT": "tests/report/test_dashboards.py",
     "PYTHONPATH=. python launch.py 'tracking.others=[notes:Notes]'": "test_tracker_of_the_page",
 }
