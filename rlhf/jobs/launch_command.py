@@ -324,7 +324,7 @@ def _refuse_taken_names(words: Iterable[str], conf: Path, own: Sequence[Path]) -
             raise ConfigError(f"{name}: {path} has the name of an option of rlhf; rename the file")
 
 
-def _describe_group_options(conf: Path, own: Sequence[Path]) -> Iterator[tuple[str, str]]:
+def _describe_group_options(conf: Path, own: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
     """Yield each option of a group, and each sweep, with the comment that begins its file."""
     for name, path in [*_find_options(*own), *_find_all_options(conf)]:
         lines = path.read_text(encoding="utf-8").splitlines()
