@@ -135,6 +135,19 @@ def test_own_options_are_found(words: str, shown: str, rlhf: Callable[..., Answe
 
 
 @pytest.mark.usefixtures("away")
+@pytest.mark.parametrize("file", ["local/default", "methods", "hydra/sweeper/jobs"])
+def test_downloads_set_nothing_that_was_not_chosen(file: str, rlhf: Callable[..., Answer]) -> None:
+    for folder in (Path("conf"), Path("other")):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{file}.yaml").write_text("# @package _global_\nseed: 99\n")
+    code, out, err = rlhf("--cfg", "job", "phase=sft")
+    assert (code, "\nseed: 1\n" in out) == (0, True), err
+    code, _, err = rlhf("--config-dir=other", "phase=sft")
+    assert code == 2
+    assert "--config-dir=other: must name a folder that is like conf/, without hydra, local" in err
+
+
+@pytest.mark.usefixtures("away")
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.intervals import mean_of
-from rlhf.base.program import CONF
+from rlhf.base.program import CONF, holds_own_options
 from rlhf.base.stored_files import (
     ATTEMPTS,
     HELD_OUT,
@@ -161,7 +161,7 @@ def check_command(run: CheckedRun) -> Doubts:
 
     require_consent(run.folder, is_given=run.trusts_run, others_only=True)
     words = read_command(run.folder)
-    if (saved := run.folder / "conf").is_dir():  # the own options that the command chose
+    if holds_own_options(saved := run.folder / "conf"):  # the own options that the command chose
         words = [search_path_override(saved), *words]
     typed = [f"{word.lstrip('+').partition('=')[0]}." for word in words]
     with compose_job(words, CONF) as job:

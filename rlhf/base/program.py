@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -13,12 +14,12 @@ IN_WHEEL = PACKAGE / "program"
 PROGRAM = IN_WHEEL if IN_WHEEL.is_dir() else PACKAGE.parent
 LAUNCHER = PROGRAM / "launch.py"
 CONF = PROGRAM / "conf"
+UNCHOSEN = ("hydra", "local", "methods.yaml")  # of conf/, what is read without being chosen
 
 
 def is_in_clone() -> bool:
     """Return True if the current folder is a clone of the repository, and this its program."""
-    here = Path("launch.py")
-    return here.is_file() and here.samefile(LAUNCHER)
+    return os.path.isfile("launch.py") and os.path.samefile("launch.py", LAUNCHER)
 
 
 def name_commands(text: str) -> str:
@@ -38,7 +39,15 @@ def _name_tool(found: re.Match[str]) -> str:
     return f"rlhf {found[1].replace('_', '-')}"
 
 
+def holds_own_options(folder: Path) -> bool:
+    """Return True if ``folder`` is one that is like conf/, and only has files to be chosen.
+
+    Hydra would read the others without a word of the command, also from a folder with downloads.
+    """
+    return os.path.isdir(folder) and not any(os.path.exists(folder / name) for name in UNCHOSEN)
+
+
 def own_conf() -> list[Path]:
     """Return the folder conf/ of the current folder, if a user has made one beside the data."""
-    folder = Path("conf").absolute()
-    return [folder] if folder.is_dir() and not is_in_clone() else []
+    is_own = holds_own_options(Path("conf")) and not is_in_clone()
+    return [Path("conf").absolute()] if is_own else []

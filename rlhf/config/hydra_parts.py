@@ -30,7 +30,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.program import CONF, own_conf
+from rlhf.base.program import CONF, UNCHOSEN, holds_own_options, own_conf
 from rlhf.base.user_paths import expand_user_path
 from rlhf.methods import conf_folders, defaults_of_methods
 
@@ -88,8 +88,11 @@ def use_config_dir(words: Sequence[str]) -> list[str]:
     if given.config_dir is None or flag is None:
         return list(words)
     folder = expand_user_path(given.config_dir, key="--config-dir").resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"--config-dir={given.config_dir}: must name a folder that is like conf/")
+    if not holds_own_options(folder):
+        raise ConfigError(
+            f"--config-dir={given.config_dir}: must name a folder that is like conf/, without "
+            f"{', '.join(UNCHOSEN)}"
+        )
     others = [*words[:flag], *words[flag + (1 if "=" in words[flag] else 2) :]]
     # Before the first override, and so behind the flags that may not follow one.
     first = next((n for n, w in enumerate(others) if re.match("[^-].*=", w)), len(others))

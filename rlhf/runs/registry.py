@@ -43,12 +43,8 @@ from rlhf.run.results import finished_phases
 from rlhf.watch.progress import RunProgress
 
 JOB_OUTPUT = "output.log"
-UNSHOWN = (
-    "run_dir=",
-    "name=",
-    "resume=",
-    "hydra.searchpath=",
-)  # overrides that change where a run is, not its results
+# Overrides that change where a run or an option is, not its results.
+UNSHOWN = ("run_dir=", "name=", "resume=", "hydra.searchpath=")
 # The form of the part of result.json that the list of runs shows.
 INTERVAL = [MAYBE_FLOAT, MAYBE_FLOAT]
 GAINS = {f"{name}_gain_ci?": INTERVAL for name in (*JUDGES, TRAINED_ON)}
