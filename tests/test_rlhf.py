@@ -155,10 +155,17 @@ def test_downloads_set_nothing_that_was_not_chosen(file: str, rlhf: Callable[...
         ("experiment=theirs", "unknown option experiment=theirs; options: "),
         ("-m sweep=nothing", "conf/sweeps; choose one of actor_lr, "),
         ("experiment=smoke", "conf/experiment/smoke.yaml has the name of an option of rlhf; "),
+        ("experiment=broken", "conf/experiment/broken.yaml cannot be read (ParserError: while "),
+        ("experiment=latin", "conf/experiment/latin.yaml cannot be read ('utf-8' codec can't "),
+        ("experiment=keys", "conf/experiment/keys.yaml must begin with the line `# @package _glo"),
+        ("experiment=uses", 'conf/experiment/broken.yaml", line 2, column 1'),
     ],
 )
 def test_wrong_options_are_one_line(words: str, message: str, rlhf: Callable[..., Answer]) -> None:
-    Path("conf/experiment/smoke.yaml").write_text(MINE)
+    texts = {"smoke": MINE, "broken": "a: [\n", "latin": "a: caf\xe9", "keys": "seed: 3\n"}
+    texts["uses"] = "# @package _global_\ndefaults: [broken]\n"
+    for name, text in texts.items():
+        Path(f"conf/experiment/{name}.yaml").write_bytes(text.encode("latin-1"))
     code, _, err = rlhf(*words.split())
     assert code == 2
     assert err.startswith("error: ")

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import GrammarParseError, InterpolationResolutionError, OmegaConfBaseException
+from yaml import YAMLError
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
@@ -253,6 +254,8 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str]) -> ConfigErr
         return _malformed_override_error(error)
     if isinstance(error, InterpolationResolutionError | GrammarParseError):  # some are ValueErrors
         return interpolation_error(error)
+    if isinstance(error, YAMLError):  # of a file that a chosen option names
+        return ConfigError(" ".join(str(error).split()))
     if isinstance(error, ValueError):
         return _value_error(str(error), overrides)
     return _composition_error(error, overrides) if isinstance(error, HydraException) else None

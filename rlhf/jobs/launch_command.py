@@ -14,11 +14,12 @@ import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
+import yaml
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -27,9 +28,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.program import name_commands
 from rlhf.base.safe_text import print_traceback
-from rlhf.base.user_paths import relative_to_cwd
+from rlhf.base.user_paths import read_user_text, relative_to_cwd
 from rlhf.base.versions import installed_version
 from rlhf.config.choices import PlanMode
 from rlhf.config.effects import effect_of
@@ -115,7 +117,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     if leads:
         print_help(typed, definitions.with_name("conf"), own)
     refuse_words_of_other_programs(typed)
-    _refuse_taken_names(typed, definitions.with_name("conf"), own)
+    _check_own_options(typed, definitions.with_name("conf"), own)
     if (search := parse_search(typed, definitions, own)) is not None:
         yield Command(typed, search.folder, search)
     elif not leads:
@@ -304,7 +306,7 @@ def _find_options(*folders: Path) -> Iterator[tuple[str, Path]]:
     for folder in folders:
         for path in sorted(folder.glob("*/**/*.yaml")):
             group, _, option = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            if group not in HIDDEN:
+            if group not in HIDDEN and path.is_file():
                 yield f"{'sweep' if group == 'sweeps' else group}={option}", path
 
 
@@ -315,19 +317,27 @@ def _find_all_options(conf: Path) -> Iterator[tuple[str, Path]]:
         yield f"sweep={path.stem}", path
 
 
-def _refuse_taken_names(words: Iterable[str], conf: Path, own: Sequence[Path]) -> None:
-    """Raise ConfigError if a word chooses an own option with the name of one of this program."""
+def _check_own_options(words: Iterable[str], conf: Path, own: Sequence[Path]) -> None:
+    """Check the own options that ``words`` choose: their names are free, and their files YAML."""
     chosen = {re.sub(r"^\+*([^=@]+)(@[^=]*)?=", r"\1=", word) for word in words} if own else set()
     taken = dict(_find_all_options(conf)) if own else {}
-    for name, path in _find_options(*own):
-        if name in chosen and name in taken:
+    for name, path in ((n, p) for n, p in _find_options(*own) if n in chosen):
+        if name in taken:
             raise ConfigError(f"{name}: {path} has the name of an option of rlhf; rename the file")
+        with translate_errors(partial(_unreadable_option_error, name, path)):
+            yaml.safe_load(text := read_user_text(path))
+        if name.startswith("experiment=") and "# @package _global_" not in text:
+            raise ConfigError(f"{name}: {path} must begin with the line `# @package _global_`")
+
+
+def _unreadable_option_error(name: str, path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{name}: {path} cannot be read ({reason})")
 
 
 def _describe_group_options(conf: Path, own: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
     """Yield each option of a group, and each sweep, with the comment that begins its file."""
     for name, path in [*_find_options(*own), *_find_all_options(conf)]:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         comments = [line[2:] for line in takewhile(lambda line: line.startswith("#"), lines)]
         description = [line for line in comments if not line.startswith(("@", "python "))]
         yield name, f"  {' '.join(description[:1])}\n{' '.join(description[1:])}"
