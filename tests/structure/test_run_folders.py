@@ -43,6 +43,7 @@ EXCEPTIONS = {
     ("rlhf/jobs/completion.py", "json.loads"): OF_USER,
     ("rlhf/jobs/launch_command.py", ".glob"): "the presets in conf/",
     ("rlhf/jobs/launch_command.py", ".read_text"): "the presets in conf/",
+    ("rlhf/jobs/launch_command.py", "yaml.safe_load"): OF_USER,
     ("rlhf/jobs/search_command.py", "yaml.safe_load"): "values that the search has drawn",
     ("rlhf/jobs/sweep_command.py", ".glob"): OF_USER,
     ("rlhf/jobs/sweep_command.py", "OmegaConf.load"): OF_USER,
