@@ -202,12 +202,17 @@ def set_up_process() -> None:
     survive_output_errors()
     sys.excepthook = print_traceback
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra re-raises exceptions, and launch.py handles them
-    os.environ["PYTHONSAFEPATH"] = "1"  # children must not import a json.py of the current folder
-    os.environ.setdefault(SPIN_COUNT, SPINS)
-    set_cuda_allocator()
     end_with_parent()
     if (advice := unset_pod_variables()) is not None:
         sys.stderr.write(f"{advice}\n")
+    set_up_environment()
+
+
+def set_up_environment() -> None:
+    """Set up what a run needs of its process, also in a program or notebook of the user."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # children must not import a json.py of the current folder
+    os.environ.setdefault(SPIN_COUNT, SPINS)
+    set_cuda_allocator()
     require_linux()
     cap_onednn_isa()
     extend_hydra()

@@ -58,7 +58,12 @@ class Console:
 
         self._log_every = log_every
         self._rich: RichConsole = RichConsole(
-            file=file, force_terminal=force_terminal, width=width, quiet=quiet, highlight=False
+            file=file,
+            force_terminal=force_terminal,
+            force_jupyter=False,  # in a notebook each line would be a block of its own
+            width=width,
+            quiet=quiet,
+            highlight=False,
         )
 
     def say(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,14 +34,14 @@ from rlhf.models.build import (
 )
 from rlhf.models.language_model import Scorer
 from rlhf.models.pretrained import Shard
-from rlhf.models.tokenizers import load_tokenizer
+from rlhf.models.tokenizers import load_tokenizer, with_separate_padding
 from rlhf.options import Backend, PpoConfig
 from rlhf.phases.ppo.models import PpoModels, SeparateModels
 from rlhf.phases.ppo.prompts import StepPrompts, shard_prompt_batch
 from rlhf.phases.ppo.reward_mix import build_reward_mix
 from rlhf.phases.ppo.step_metrics import StepSpeed
 from rlhf.phases.shared.backends import RolloutBackends
-from rlhf.phases.shared.exporting import Export, build_export
+from rlhf.phases.shared.exporting import Export, build_export, store_sampling_settings
 from rlhf.phases.shared.policies import (
     build_policy,
     build_reference,
@@ -50,6 +51,7 @@ from rlhf.phases.shared.policies import (
 from rlhf.phases.shared.policy_evaluation import AnsweringPolicy
 from rlhf.phases.shared.preflight import require_capabilities
 from rlhf.phases.shared.scoring import JudgeScores, ModelScores, ScoreSequences, zero_scores
+from rlhf.run.model_folder import save_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -159,6 +161,27 @@ class RLHFEngine:
         prompts = StepPrompts(ids, texts, columns or [{}] * len(texts), seeds)
         config, ranks, pad_id = self.config, self.ranks, self.tokenizer.pad_token_id
         return shard_prompt_batch(prompts, step=step, config=config, ranks=ranks, pad_id=pad_id)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the policy and the critic to actor/ and critic/ in ``folder``, as a run does.
+
+        Every rank must call this method.
+        """
+        exports = {"actor": build_export(self.config, self.actor, self.policy_source)}
+        if (critic := self.build_critic_export()) is not None:
+            exports["critic"] = critic
+        store_sampling_settings(exports["actor"].model, self.config, phase=Phase.ppo)
+        for name, export in exports.items():
+            answers, place = name == "actor", Path(folder) / name
+            tokenizer = self.tokenizer if answers else with_separate_padding(self.tokenizer)
+            if not self.ranks.is_main:
+                export.write(None)
+                continue
+            if not answers:
+                export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+            task = "text-generation" if answers else "text-classification"
+            save_model(place, export.write, tokenizer, description="Saved by rlhf.", task=task)
+        self.ranks.barrier()
 
     def close(self) -> None:
         """End the processes of environment and rewards, close the engines and free their memory."""

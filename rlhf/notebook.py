@@ -1,0 +1,188 @@
+"""Start runs from a program or a notebook, and read what they made: ``launch`` and ``Run``."""
+
+from __future__ import annotations
+
+import html
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhf.base.atomic import write_text_atomically
+from rlhf.base.errors import CheckpointError, ConfigError
+from rlhf.base.program import CONF, LAUNCHER
+from rlhf.base.stored_files import METRICS, SAMPLES
+from rlhf.base.user_paths import expand_user_path
+from rlhf.jobs.completion import complete_config
+from rlhf.jobs.job import begin_run
+from rlhf.jobs.launch_command import compose_job, set_up_environment
+from rlhf.report.at_end import report_on_exit
+from rlhf.run.results import read_run_result
+
+if TYPE_CHECKING:
+    from rlhf.config.schema.run import RunConfig
+
+INPUTS = Path("runs", "inputs")  # rows and functions that ``launch`` got; runs name these files
+Reward = Callable[..., Sequence[float]]
+
+
+def compose(*words: str) -> RunConfig:
+    """Return the checked configuration of ``rlhf WORDS``, for an ``RLHFEngine`` of one's own.
+
+    Raises:
+        RlhfError: if the command would be refused.
+    """
+    set_up_environment()
+    with compose_job([*words, "plan=off"], CONF) as job:
+        return complete_config(job._replace(is_plan=False)).config
+
+
+def launch(
+    *words: str,
+    data: Iterable[Mapping[str, Any]] | None = None,
+    rewards: Mapping[str, Reward] | None = None,
+) -> Run:
+    """Run what ``rlhf WORDS`` runs, in this process if it has one rank, and return the run.
+
+    ``data`` are rows, as a file of data=local has them. ``rewards`` are functions by name, called
+    as f(prompts, responses); the score is the sum of their scores. The text of a function that is
+    written in a notebook is stored, and must import what it uses.
+
+    Raises:
+        RlhfError: if the command would be refused, or a rank fails.
+    """
+    set_up_environment()
+    added = [] if data is None else _store_rows(data)
+    for name, function in (rewards or {}).items():
+        part = f"kind: function, function: '{_name_function(name, function)}', run_code: true"
+        added.append(f"rewards.{name}={{{part}}}")
+    with compose_job([*words, *added], CONF) as job:
+        completed = complete_config(job._replace(is_plan=False))
+        if completed.config.plan == "only" or completed.config.launcher.dry_run:
+            raise ConfigError("plan=only and launcher.dry_run print text: use the command rlhf")
+        config, run_dir = begin_run(completed, job)
+    from rlhf.runtime import launcher
+
+    launcher.start_ranks(config, run_dir, str(LAUNCHER), report_on_exit)
+    return Run(run_dir)
+
+
+def _store_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Write rows to a file that is named by their content; return the words that read it."""
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    if not text:
+        raise ConfigError("data has no rows")
+    file = INPUTS / f"rows_{sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(file, text)
+    return ["data=local", f"data.path={file}"]
+
+
+def _name_function(name: str, function: Reward) -> str:
+    """Return MODULE:FUNCTION for a reward; the text of a notebook's function becomes a module.
+
+    Raises:
+        ConfigError: if the function has no text of its own, or uses variables around it.
+    """
+    module, own = function.__module__, getattr(function, "__qualname__", "")
+    if not re.fullmatch(r"\w+", own) or getattr(function, "__closure__", None):
+        raise ConfigError(
+            f"rewards[{name!r}]: {own or function} must be a function that def defines outside of "
+            "other functions and classes"
+        )
+    if module != "__main__" and find_spec(module) is not None:
+        return f"{module}:{own}"
+    try:
+        text = textwrap.dedent(inspect.getsource(function))
+    except OSError as error:
+        raise ConfigError(
+            f"rewards[{name!r}]: the text of {own} is not known ({error}); write it to a file, "
+            "and import it"
+        ) from error
+    file = INPUTS / f"{own}_{sha256(text.encode()).hexdigest()[:12]}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(file, text)
+    return f"{'.'.join(file.with_suffix('').parts)}:{own}"
+
+
+class Run:
+    """The folder of a run, and what it holds."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir = expand_user_path(str(run_dir), key="run_dir").resolve()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.run_dir)!r})"
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Return the content of result.json: the objective, and the results of each phase.
+
+        Raises:
+            CheckpointError: if the run has not finished.
+        """
+        if (result := read_run_result(self.run_dir)) is None:
+            raise CheckpointError(f"{self.run_dir}: the run has not finished")
+        return result
+
+    @property
+    def metrics(self) -> dict[str, list[Any]]:
+        """Return columns with a value for each line of metrics.jsonl; None where it has none."""
+        lines = list(METRICS.read_lines(self.run_dir))
+        names = dict.fromkeys(name for line in lines for name in line)
+        return {name: [line.get(name) for line in lines] for name in names}
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the prompts and responses of samples.jsonl, with their scores."""
+        return list(SAMPLES.read_lines(self.run_dir))
+
+    def policy(self, choice: str | None = None) -> Policy:
+        """Load the newest policy, or ``choice``: a name or folder as of ``rlhf chat --model``."""
+        return Policy(self.run_dir, choice)
+
+    def report(self) -> Report:
+        """Return the report of the run, which a notebook shows; it is written again."""
+        from rlhf.report.run_page import write_report
+
+        return Report(write_report(self.run_dir))
+
+
+class Policy:
+    """A policy of a run, which answers: ``policy("Name a fruit.")``."""
+
+    def __init__(self, run_dir: Path, choice: str | None) -> None:
+        from rlhf.chat.run_policy import RunPolicy
+
+        policy = RunPolicy(run_dir, choice)
+        self.talker, self.sampling = policy.talker, policy.sampling_settings
+
+    def __call__(self, question: str, **sampling: Any) -> str:
+        """Return an answer to a user's question, or to a prompt if the data had plain prompts.
+
+        ``sampling`` replaces fields of the run's ``SamplingSettings``, such as temperature=0.
+        """
+        prompt_ids = self.talker.encode_prompt([{"role": "user", "content": question}])
+        settings = replace(self.sampling, **sampling)
+        return self.talker.answer(prompt_ids, settings, lambda _: None).text
+
+
+class Report:
+    """The report of a run: a page at ``path``, which a notebook shows in a frame."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        page = html.escape(self.path.read_text(encoding="utf-8"))
+        style = "width: 100%; height: 80vh; border: 0"
+        return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
