@@ -102,7 +102,7 @@ def start_jobs(command: Command) -> None:
             at_end.compare_jobs(command.folder)
 
 
-def launch() -> int:
+def start() -> int:
     """Run the launcher, or a rank that torchrun or deepspeed started; return the exit code."""
     try:
         set_up_process()
@@ -130,4 +130,4 @@ def launch() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(launch())
+    sys.exit(start())

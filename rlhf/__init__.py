@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlhf.config.freeze import load_run
-    from rlhf.notebook import Run, compose, launch
     from rlhf.phases.ppo.loop import PPOTrainer
     from rlhf.phases.ppo.rlhf_engine import RLHFEngine
+    from rlhf.runs.notebook import Run, compose, launch
 
 __all__ = ["PPOTrainer", "RLHFEngine", "Run", "compose", "launch", "load_run"]
 
 MODULES = {
     "PPOTrainer": "rlhf.phases.ppo.loop",
     "RLHFEngine": "rlhf.phases.ppo.rlhf_engine",
-    "Run": "rlhf.notebook",
-    "compose": "rlhf.notebook",
-    "launch": "rlhf.notebook",
+    "Run": "rlhf.runs.notebook",
+    "compose": "rlhf.runs.notebook",
+    "launch": "rlhf.runs.notebook",
     "load_run": "rlhf.config.freeze",
 }
 

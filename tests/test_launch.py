@@ -161,7 +161,7 @@ def test_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(app, "main", raising(error))
-    assert app.launch() == code
+    assert app.start() == code
     assert capsys.readouterr().err == message
 
 
@@ -169,7 +169,7 @@ def test_exit_code(
 def test_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "main", raising(ValueError("shapes differ")))
     with pytest.raises(ValueError, match="shapes differ"):
-        app.launch()
+        app.start()
 
 
 @pytest.mark.usefixtures("_arguments")
@@ -183,6 +183,6 @@ def test_only_the_first_rank_composes(
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", rank)
-    assert app.launch() == 0
+    assert app.start() == 0
     assert called == [part]
     assert sys.argv == ["launch.py", "seed=2"]

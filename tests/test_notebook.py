@@ -10,7 +10,7 @@ import pytest
 
 import rlhf
 from rlhf.base.errors import CheckpointError, ConfigError
-from rlhf.notebook import Report, _name_function
+from rlhf.runs.notebook import Report, _name_function
 from tests.runs import ROOT, python
 
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"

@@ -90,7 +90,7 @@ def launched(words: list[str], folder: Path) -> None:
     os.chdir(folder)
     os.environ["HYDRA_MAIN_MODULE"] = "__main__"  # conf/ is beside launch.py, whoever imports it
     sys.argv[1:] = words
-    refused_by(launch.launch)
+    refused_by(launch.start)
 
 
 def swept(words: list[str], folder: Path) -> None:

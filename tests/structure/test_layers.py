@@ -58,14 +58,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compare": SHARED | {"run", "data", "report"},
     "look": SHARED | {"data", "models", "run", "runtime", "jobs", "report"},
     "watch": SHARED | {"run", "report"},
-    "runs": CORE | OPTIONS | {"run", "report", "watch", "jobs", "evaluate", "replay"},
+    "runs": CORE | OPTIONS | {"report", "watch", "jobs", "evaluate", "replay", "chat"},
     "chat": SHARED | {"data", "models", "engine", "rollout", "run"},
     "export": CORE | OPTIONS | {"runs"},
     "evaluate": CORE | OPTIONS | {"export", "report"},
     "replay": SHARED | {"run", "runtime"},
     "gpu_check": CORE | OPTIONS | {"jobs", "plan"},
     "launch": SHARED | {"jobs", "report", "runtime"},
-    "__init__": SHARED | {"phases"},  # the public names
+    "__init__": SHARED | {"phases", "runs"},  # the public names
     "__main__": {"base"},
 }
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.base.program import CONF, LAUNCHER
-from rlhf.base.stored_files import METRICS, SAMPLES
+from rlhf.base.stored_files import METRICS, SAMPLES, read_stored_text
 from rlhf.base.user_paths import expand_user_path
 from rlhf.jobs.completion import complete_config
 from rlhf.jobs.job import begin_run
@@ -143,9 +143,9 @@ class Run:
         """Return the prompts and responses of samples.jsonl, with their scores."""
         return list(SAMPLES.read_lines(self.run_dir))
 
-    def policy(self, choice: str | None = None) -> Policy:
+    def policy(self, choice: str | None = None) -> LoadedPolicy:
         """Load the newest policy, or ``choice``: a name or folder as of ``rlhf chat --model``."""
-        return Policy(self.run_dir, choice)
+        return LoadedPolicy(self.run_dir, choice)
 
     def report(self) -> Report:
         """Return the report of the run, which a notebook shows; it is written again."""
@@ -154,7 +154,7 @@ class Run:
         return Report(write_report(self.run_dir))
 
 
-class Policy:
+class LoadedPolicy:
     """A policy of a run, which answers: ``policy("Name a fruit.")``."""
 
     def __init__(self, run_dir: Path, choice: str | None) -> None:
@@ -183,6 +183,6 @@ class Report:
         return f"Report({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        page = html.escape(self.path.read_text(encoding="utf-8"))
+        page = html.escape(read_stored_text(self.path) or "")
         style = "width: 100%; height: 80vh; border: 0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
