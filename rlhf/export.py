@@ -226,8 +226,10 @@ def _build_engine(context: RunContext, phase: Phase) -> Engine:
         case Phase.dpo:
             return DpoTrainer(context, total_steps=1).policy
         case Phase.ppo:
-            rewards = {  # nothing is scored here: start no process for a reward
-                name: part if part.kind in HERE else replace(part, kind=RewardKind.gold)
+            rewards = {  # nothing is scored here: start no process, and load no scorer
+                name: part
+                if part.kind in HERE and part.kind != RewardKind.scorer
+                else replace(part, kind=RewardKind.gold)
                 for name, part in context.config.rewards.items()
             }
             return RLHFEngine(replace(context.config, rewards=rewards), context.ranks).actor

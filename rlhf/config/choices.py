@@ -40,7 +40,8 @@ class ModelInit(StrEnum):
 
 
 RewardKind = StrEnum(
-    "RewardKind", "model gold environment function http length stop pattern exact number json judge"
+    "RewardKind",
+    "model gold environment function http length stop pattern exact number json judge scorer",
 )
 """Kinds of parts of the score: models, the environment, the user's code, rules, judges."""
 

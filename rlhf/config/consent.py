@@ -28,7 +28,7 @@ ALL_CODE = rf"{MODEL_CODE}|(environment|rewards\..+)\.run_code"
 OUTSIDE = (
     r"data\.(path|eval_path|ptx_path|cache_dir|sets\..+\.path)|reward\.groups_path|environment\.id|"
     r"(model|reward_model)\.(path|tokenizer)|zero\.nvme_path|"
-    r"rewards\..+\.(url|token_variable|rubric|json_schema)|rollout\.server\.(url|weights_dir)|"
+    r"rewards\..+\.(url|token_variable|rubric|json_schema|path)|rollout\.server\.(url|weights_dir)|"
     r"launcher\.(hostfile|master_addr)|tracking\.(others|entity)"
 )
 ADAPTERS = "*/*/adapter_config.json"  # names the base model of the adapter beside it

@@ -94,7 +94,7 @@ class Evaluator:
             verify_model(run_dir / folder)
         self._reference = self.load_start_model()
         self.reward_model = self._load_reward_model()
-        self._rewards = build_reward_mix(self.config, context.tokenizer)
+        self._rewards = build_reward_mix(self.config, context.tokenizer, self._shared)
         dtype, ranks, rows = context.settings.dtype, context.ranks, self.plan.micro
         self._backends = RolloutBackends(self.config, context.tokenizer, dtype, ranks, rows)
 

@@ -230,7 +230,8 @@ def describe_reward_model(config: RunConfig) -> list[str]:
     if theirs and ours is not None and theirs != ours:
         lines.append(
             f"reward_model.path={model.path} has another chat template than the texts of this run: "
-            "it scores them in a form that it may not know"
+            "it scores them in a form that it may not know; instead of reward_model.path, "
+            f"'rewards.NAME={{kind: scorer, path: {model.path}}}' writes them in its own form"
         )
     tokens, pad = read_tokens(scorer, key="reward_model"), config_fields(scorer).get("pad_token_id")
     if tokens is not None and pad is not None and pad == tokens.ids.get(tokens.end):

@@ -11,12 +11,13 @@ from rlhf.config.roles import Role, has_reward_model, reward_model_base
 from rlhf.config.schema.model import ModelConfig
 from rlhf.config.schema.run import RunConfig
 from rlhf.methods import Part, methods_in_use, parts_of
-from rlhf.models.shapes import ModelShape, shape_of
+from rlhf.models.shapes import ModelShape, UnknownModelError, shape_of
 from rlhf.models.sources import config_fields
 from rlhf.options import Backend
 from rlhf.options.average.costs import with_average
 from rlhf.options.hybrid_engine.costs import with_hybrid_engine
 from rlhf.options.lora.costs import with_adapters
+from rlhf.options.scorers.costs import list_scorers, with_scorers
 from rlhf.options.trunk.costs import with_shared_trunk
 
 
@@ -80,10 +81,6 @@ def backward_to_forward_ratio(model: ModelUse) -> float:
     return (model.layers + model.checkpointed) / model.shape.layers + learning
 
 
-class UnknownModelError(Exception):
-    """The error for a model of unknown shape; the message names its configuration key."""
-
-
 def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
     """Return the models of ``phase``, trained models first.
 
@@ -107,6 +104,8 @@ def models_in_phase(config: RunConfig, phase: Phase) -> tuple[ModelUse, ...]:
             model = with_hybrid_engine(phase, model)
         for costs in added:
             model = costs.adapt_model(config, phase, model)
+        if role is Role.reward and list_scorers(config):
+            model = with_scorers(model, config, is_used=has_reward_model(config))
         models.append(model)
     return tuple(models)
 
@@ -148,7 +147,8 @@ def _model_sources(config: RunConfig, phase: Phase) -> dict[Role, tuple[str, Mod
         case Phase.dpo:
             return {Role.actor: policy, Role.reference: policy}
         case Phase.ppo:
-            reward = {Role.reward: scorer} if has_reward_model(config) else {}
+            scores = has_reward_model(config) or list_scorers(config)
+            reward = {Role.reward: scorer} if scores else {}
             if config.ppo.shared_trunk:  # the actor's layers are also the critic's, the reference's
                 return {Role.actor: policy, **reward}
             critic = {Role.critic: scorer} if config.ppo.has_separate_critic else {}

@@ -182,6 +182,40 @@ def load_config(source: ModelSource, **overrides: Any) -> PreTrainedConfig:
         )
 
 
+def load_classifier(source: ModelSource, shard: Shard | None) -> PreTrainedModel:
+    """Load a trained sequence-classification model with the labels that it has.
+
+    ``shard`` and errors are as in ``build_actor``.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    overrides, is_mapped = {"use_cache": False}, shard is not None
+    model = load_pretrained(AutoModelForSequenceClassification, source, overrides, mapped=is_mapped)
+    if shard is not None:
+        shard_parameters(model, shard, partial(require_finite_weights, source=source))
+    return model
+
+
+def check_classifier(source: ModelSource) -> PreTrainedModel:
+    """Return a trained sequence-classification model on the meta device, without its weights.
+
+    Raises:
+        CheckpointError: if the files do not hold such a model, with all its weights.
+    """
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    config = load_config(source)
+    if not _is_scorer(config):
+        raise CheckpointError(
+            f"{source.key}={source.path} is not a trained reward model or classifier: config.json "
+            f"has architectures={config.architectures}; must be a ForSequenceClassification model"
+        )
+    auto_class = AutoModelForSequenceClassification
+    return _load_base_model(auto_class, source, {}, mapped=True, weightless=True)
+
+
 def require_one_label_model(source: ModelSource) -> None:
     """Raise CheckpointError unless ``source`` has the config of a reward model with one label."""
     with translate_errors(partial(source.build_error, what="a reward model")):
@@ -197,7 +231,9 @@ def require_one_label_model(source: ModelSource) -> None:
         raise CheckpointError(
             f"{source.key}={source.path} is not a trained reward model: config.json has "
             f"architectures={config.architectures} and {config.num_labels} labels; must be a "
-            "ForSequenceClassification model with 1 label. Train a reward model with phase=reward"
+            "ForSequenceClassification model with 1 label. Train a reward model with phase=reward, "
+            f"or let a model with more labels score text: 'rewards.NAME={{kind: scorer, path: "
+            f"{source.path}}}' instead of reward_model.path"
         )
 
 
@@ -211,7 +247,12 @@ def _is_scorer(config: PreTrainedConfig) -> bool:
 
 
 def _load_base_model(
-    auto_class: Any, source: ModelSource, overrides: Mapping[str, Any], *, mapped: bool
+    auto_class: Any,
+    source: ModelSource,
+    overrides: Mapping[str, Any],
+    *,
+    mapped: bool,
+    weightless: bool = False,
 ) -> PreTrainedModel:
     config = load_config(source, **overrides)
     with translate_errors(source.build_error):
@@ -232,6 +273,8 @@ def _load_base_model(
         # Load on the meta device first: tensors that do not match the files could be huge.
         model, loading_info = load(device_map="meta")
         _require_matching_tensors(model, loading_info, source)
+        if weightless:
+            return model
         with draw_weights_by_block() if mapped else nullcontext():
             loaded: PreTrainedModel = load()[0]
             return loaded

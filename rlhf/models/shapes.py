@@ -83,6 +83,10 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
+class UnknownModelError(Exception):
+    """The error for a model of unknown shape; the message names its configuration key."""
+
+
 def shape_of(model: ModelConfig, *, key: str = "model") -> ModelShape | None:
     """Return the shape of ``model``, the value of config key ``key``; None if it is unknown."""
     fields = config_fields(model, key=key)

@@ -72,24 +72,26 @@ def build_load_error(
         reason = f"{pointer.name} {NOT_PULLED}"
     if "custom code" in reason:
         group = "model" if key == RUN_FOLDER else key.rpartition(".")[0] or key
+        switch = "run_code" if key.startswith("rewards.") else "trust_remote_code"
         return CheckpointError(
             f"{key}={place} contains code, which does not run unless you trust it: read "
-            f"it, then switch on {group}.trust_remote_code"
+            f"it, then switch on {group}.{switch}"
         )
     if key == RUN_FOLDER:
         return _build_damaged_run_error(folder, reason, what=what)
     if folder.is_dir():
-        is_tokenizer = what == "a tokenizer"
+        is_tokenizer = what == "a tokenizer" and not key.startswith("rewards.")
         other_way = f". Or set {key.partition('.')[0]}.tokenizer=FOLDER" if is_tokenizer else ""
         return CheckpointError(
             f"{key}={place} does not hold {what}: a Hugging Face folder has config.json, "
             f"safetensors weights and tokenizer files; found {_list_file_names(folder)} ({reason})"
             f"{other_way}"
         )
+    needs_weights = key.startswith("rewards.")
+    other_way = "" if needs_weights else ", or for a model without weights set model.init=random"
     return CheckpointError(
         f"{key}={place} is not a local folder, and {what} could not be loaded from the hub under "
-        f"that name ({reason}). Give the path of a downloaded folder, or for a model without "
-        "weights set model.init=random"
+        f"that name ({reason}). Give the path of a downloaded folder{other_way}"
     )
 
 

@@ -113,6 +113,7 @@ def load_tokenizer(
     revision: str | None = None,
     trust_remote_code: bool = False,
     end_token: str | None = None,
+    needs_end: bool = True,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder or hub id, with an end and a padding token.
 
@@ -123,8 +124,8 @@ def load_tokenizer(
     its end token. Padding is never mistaken for an end, because batches carry explicit lengths.
 
     Raises:
-        CheckpointError: if there is no tokenizer, it has no end token, or it does not decode a
-            sentence that it has encoded.
+        CheckpointError: if there is no tokenizer, it has no end token although ``needs_end``, or
+            it does not decode a sentence that it has encoded.
     """
     from transformers import AutoTokenizer
 
@@ -140,9 +141,9 @@ def load_tokenizer(
     if _keep_letters(decoded) != _keep_letters(SENTENCE):
         reason = f"it reads {SENTENCE!r} as {decoded!r}: files are missing, or not of this model"
         raise build_error(reason)
-    if tokenizer.eos_token_id is None and key == RUN_FOLDER:
+    if needs_end and tokenizer.eos_token_id is None and key == RUN_FOLDER:
         raise build_error("it has no end token")
-    if tokenizer.eos_token_id is None:
+    if needs_end and tokenizer.eos_token_id is None:
         raise CheckpointError(
             f"{key}: the tokenizer of {place} has no end token (eos_token); "
             f"set {key.partition('.')[0]}.end_token=TEXT"
@@ -220,8 +221,9 @@ def check_same_tokens(
     *,
     place: str | Path,
     name: str = "reward_model",
-    way_out: str = ", or train a reward model with phase=pipeline; a reward of kind http or "
-    "function reads text (docs/rewards.md)",
+    way_out: str = ", train a reward model with phase=pipeline, or let this one read text with its "
+    "own tokenizer: replace reward_model.path by 'rewards.NAME={{kind: scorer, path: {place}}}' "
+    "(docs/rewards.md)",
 ) -> None:
     """Raise ConfigError unless ``other``, of config key ``name``, reads what ``actor`` writes.
 
@@ -238,7 +240,7 @@ def check_same_tokens(
             f"{name} ({place}) and model have different tokenizers: {len(wrong)} of the "
             f"{len(actor.ids)} tokens of model, such as {wrong[0]!r}, have another id or none: "
             f"{name} would read other words than the actor writes. Use a model of the same family"
-            f"{way_out}"
+            f"{way_out.format(place=place)}"
         )
     if actor.end != other.end:
         advice = ", or if it was trained on both: reward_model.tokenizer=FOLDER_OF_MODEL"

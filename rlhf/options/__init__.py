@@ -38,6 +38,7 @@ from rlhf.options.phase_store.keys import ReuseGroup
 from rlhf.options.ptx.keys import PtxDataKeys, PtxKeys
 from rlhf.options.replay.keys import DigestKeys
 from rlhf.options.rollout_log.keys import RolloutLogKeys
+from rlhf.options.scorers.keys import ScorerKeys
 from rlhf.options.trunk.keys import TrunkKeys
 from rlhf.options.vllm.keys import ServerKeys
 
@@ -108,7 +109,7 @@ class OptionGroups(EnvironmentGroup, FusedLayersGroup, LoraGroup, ReuseGroup):
 
 
 @dataclass(kw_only=True)
-class RewardTermOptions(JudgeKeys):
+class RewardTermOptions(ScorerKeys, JudgeKeys):
     """Keys of a part of ``rewards`` that only the kinds of options read, such as judge."""
 
 

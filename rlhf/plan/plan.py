@@ -21,7 +21,8 @@ from rlhf.config.machine_rates import GIB, Machine, machine_of, typical_rates
 from rlhf.config.roles import SHARDED_WEIGHTS, Role, stage_of
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.validation import validate
-from rlhf.models.model_uses import ModelUse, UnknownModelError, costs_of_methods, models_in_phase
+from rlhf.models.model_uses import ModelUse, costs_of_methods, models_in_phase
+from rlhf.models.shapes import UnknownModelError
 from rlhf.options import Backend
 from rlhf.plan.advice import describe_idle_options, find_fitting_overrides, zero_candidates
 from rlhf.plan.memory_model import SINGLE, MemorySetting

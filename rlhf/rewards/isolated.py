@@ -26,7 +26,7 @@ from rlhf.rewards.outside import build_function_reward, build_http_reward
 from rlhf.rewards.rules import RULES, Answers, PartScores, ScoreFunction
 
 # Kinds of rewards that the ranks compute themselves.
-HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment)
+HERE = (RewardKind.model, RewardKind.gold, RewardKind.environment, RewardKind.scorer)
 # Every other kind has a separate process, in which its builder makes a ``ScoreFunction``.
 BUILDERS = {
     RewardKind.function: build_function_reward,

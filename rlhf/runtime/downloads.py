@@ -18,6 +18,7 @@ from rlhf.methods import methods_in_use
 from rlhf.models.pretrained import load_pretrained
 from rlhf.models.sources import ModelSource
 from rlhf.models.tokenizers import load_or_train_tokenizer, load_tokenizer, tokenizer_place
+from rlhf.options.scorers.costs import list_scorers
 from rlhf.run.results import reused_phases
 from rlhf.runtime.phase_runs import unfinished_phases
 
@@ -43,6 +44,10 @@ def download_inputs(config: RunConfig, run_dir: Path) -> None:
             load_or_train_tokenizer(model, key=key, texts=())
         if TRAINED_IN[key] in phases or TRAINED_IN[key] not in order:
             _download_model(ModelSource.from_config(model, key=key))
+    if Phase.ppo in phases and any(_is_on_hub(m.path) for m in list_scorers(config).values()):
+        from rlhf.options.scorers.text_scorer import read_scorer_forms
+
+        read_scorer_forms(config)  # reads the shapes of the weights, which downloads them
     for method in methods_in_use(config):
         for group, model in filter(None, (method.reference(config, p) for p in phases)):
             source = ModelSource.from_config(replace(model, revision=None), key=group)

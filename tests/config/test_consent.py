@@ -119,6 +119,7 @@ REACHING: dict[str, dict[str, Any]] = {
     "rewards.h.url": {"rewards": {"h": {**PART, "url": "http://127.0.0.1:9"}}},
     "rewards.h.token_variable": {"rewards": {"h": {**PART, "token_variable": "HOME"}}},
     "rewards.j.rubric": {"rewards": {"j": {**PART, "rubric": "r.yaml"}}},
+    "rewards.s.path": {"rewards": {"s": {**PART, "path": "someone/model"}}},
     "rewards.j.json_schema": {"rewards": {"j": {**PART, "json_schema": "s.json"}}},
     "data.path": {"data": {"path": "someone/data"}},
     "data.eval_path": {"data": {"eval_path": ["someone/data"]}},
@@ -184,7 +185,7 @@ def test_ones_own_run_needs_no_consent(tmp_path: Path, compose: Compose) -> None
 INSIDE = r"""name|experiment|run_dir|resume|from_run|checkpoint\..+|hardware\.name|
     .+\.(subset|revision|train_split|eval_split|columns|end_token|architecture|attention|extra)|
     reward\.(margin_column|score_columns)|ppo\.teacher_prompt_column|rollout\.stop|data\.ptx_.+|tracking\.(project|tags)|
-    lora\.target_modules|environment\.options|rewards\.NAME\.(pattern|model|token)"""
+    lora\.target_modules|environment\.options|rewards\.NAME\.(pattern|model|token|label)"""
 # Code that a command names, beside the key that agrees to run it.
 NAMED_CODE = r"environment\.target|rewards\.NAME\.(function|sealed|files)"
 

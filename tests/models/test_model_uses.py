@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from rlhf.config.choices import ModelInit, Phase
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.build import ModelSource, build_actor, build_scorer
-from rlhf.models.model_uses import UnknownModelError, models_in_phase
-from rlhf.models.shapes import FAMILIES, shape_of
+from rlhf.models.model_uses import models_in_phase
+from rlhf.models.shapes import FAMILIES, UnknownModelError, shape_of
 from rlhf.options.trunk.shared_trunk import SharedTrunk
 from tests.architectures import sizes
 from tests.conftest import Compose

@@ -119,7 +119,7 @@ OTHERS = {  # a change of the reward model's tokenizer, or of its end token, and
     "other ids": (
         swap_two,
         "<|end|>",
-        r"[23] of the 2\d\d tokens of .* kind http or function",
+        r"[23] of the 2\d\d tokens of .* 'rewards\.NAME=\{kind: scorer, path: .+\}'",
     ),
     "another end": (
         lambda _: None,

@@ -24,6 +24,7 @@ from rlhf.config.schema.keys import (
 from rlhf.methods import REWARDS, add_keys_of_methods, installed_methods
 from rlhf.options import RewardTermOptions
 from rlhf.options.judges.keys import READ_BY_JUDGES
+from rlhf.options.scorers.keys import READ_BY_SCORERS
 
 if TYPE_CHECKING:
     from rlhf.config.schema.run import RunConfig
@@ -40,8 +41,8 @@ class RewardTermKeys:
     """Keys of one part of the score whose kind is the core's."""
 
     kind: AnyRewardKind
-    """model, gold, function, http, judge, a rule (length, stop, pattern, exact, number, json), or a
-    kind of an installed method."""
+    """model, gold, function, http, judge, scorer, a rule (length, stop, pattern, exact, number,
+    json), or a kind of an installed method."""
     weight: float = key(SCORE, default=1.0)
     """Factor of this part in the sum."""
     normalise: bool = False
@@ -55,7 +56,7 @@ class RewardTermKeys:
     function: str | None = None
     """kind=function: MODULE:FUNCTION, called as f(prompts, responses, **columns)."""
     run_code: bool = False
-    """kind=function: agree to run this function's code."""
+    """kind=function: agree to run this function's code; kind=scorer: the code of its folder."""
     sealed: str | None = None
     """kind=function, weight=0: auto, or the hash of code and files that the judge must have."""
     files: list[str] = field(default_factory=list)
@@ -105,6 +106,7 @@ KEYS_BY_KIND = {
     RewardKind.number: (*PROCESS_KEYS, "columns*"),
     RewardKind.json: (*PROCESS_KEYS, "json_schema"),
     RewardKind.judge: READ_BY_JUDGES,
+    RewardKind.scorer: READ_BY_SCORERS,
     **{kind: keys for method in installed_methods() for kind, keys in method.reward_kinds.items()},
 }
 

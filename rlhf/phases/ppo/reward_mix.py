@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import Record, describe_row
 from rlhf.data.synthetic_pairs import GoldJudge
 from rlhf.methods import methods_in_use
+from rlhf.options.scorers.costs import list_scorers
 from rlhf.phases.shared.context import RunContext, phase_records
 from rlhf.phases.shared.scoring import (
     FIX_MODEL,
@@ -40,6 +41,8 @@ from rlhf.run.console import Console
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from rlhf.options.scorers.text_scorer import TextScorer
+
 
 class RewardMix:
     """A function from responses to the scores of all parts of the reward, and their weighted sums.
@@ -56,8 +59,10 @@ class RewardMix:
         say: Callable[[str], None],
         environment_rewards: Callable[[Responses], Tensor] | None = None,
         run_dir: str | None = None,
+        scorers: Mapping[str, TextScorer] = {},
     ) -> None:
         self.parts = parts
+        self._scorers = scorers
         self._environment_rewards = environment_rewards
         self._tokenizer = tokenizer
         self._judge = judge
@@ -74,7 +79,8 @@ class RewardMix:
         Raises:
             RewardError: if a part without a fallback failed, or a prompt lacks a column.
         """
-        texts = response_texts(self._tokenizer, responses) if self._isolated else []
+        reads_texts = self._isolated or self._scorers
+        texts = response_texts(self._tokenizer, responses) if reads_texts else []
         for name, isolated in self._isolated.items():  # start all parts, then wait for scores
             isolated.send_answers(
                 _build_reward_inputs(prompts, responses, texts, self.parts[name].columns)
@@ -91,6 +97,8 @@ class RewardMix:
                 case RewardKind.gold:
                     rated = rate_responses(self._judge, self._tokenizer, prompts, responses)
                     scores_B = model_scores_B.new_tensor([each["gold"] for each in rated])
+                case RewardKind.scorer:
+                    scores_B = self._scorers[name](prompts.texts, texts)
                 case RewardKind.environment:
                     assert self._environment_rewards is not None, "the run has no environment"
                     of_tokens[name] = self._environment_rewards(responses)
@@ -166,6 +174,8 @@ class RewardMix:
     def close(self) -> None:
         """End the processes of the parts; print how often each part failed."""
         end_reward_processes(self._isolated)
+        for scorer in self._scorers.values():
+            scorer.engine.close()
         for name, count in self._fallbacks.items():
             self._say(
                 f"warning: rewards.{name} failed for {count} of {self._rows} responses, which got "
@@ -177,7 +187,8 @@ class RewardMix:
         part = self.parts[name]
         failed = f"rewards.{name} (kind={part.kind}) failed {where}: {problem}"
         if part.kind in HERE:
-            fix = FIX_MODEL if part.kind is RewardKind.model else "Make its rewards smaller"
+            is_model = part.kind in (RewardKind.model, RewardKind.scorer)
+            fix = FIX_MODEL if is_model else "Make its rewards smaller"
             raise RewardError(f"{failed} for {count} responses. {fix}")
         if part.fallback is None:
             raise RewardError(
@@ -222,10 +233,15 @@ def _build_reward_inputs(
     )
 
 
-def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> RewardMix | None:
+def build_reward_mix(
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    engines: Mapping[str, Any] | None = None,
+) -> RewardMix | None:
     """Build the RewardMix of ``config.rewards``; return None if there are no parts.
 
-    The mix prints its warnings on this rank's terminal, even if this is not rank 0.
+    The mix prints its warnings on this rank's terminal, even if this is not rank 0. ``engines`` are
+    the arguments that all engines have in common; without them no scorer is loaded.
     """
     if not config.rewards:
         return None
@@ -235,21 +251,36 @@ def build_reward_mix(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> R
         from rlhf.options.environments.responses import episode_token_rewards
 
         rewards_of = episode_token_rewards
-    return RewardMix(config.rewards, tokenizer, GoldJudge(), say, rewards_of, config.run_dir)
+    scorers: Mapping[str, TextScorer] = {}
+    if engines is not None and list_scorers(config):
+        from rlhf.options.scorers.text_scorer import build_text_scorers
+
+        scorers = build_text_scorers(config, say, engines)
+    parts = config.rewards
+    return RewardMix(parts, tokenizer, GoldJudge(), say, rewards_of, config.run_dir, scorers)
 
 
 def try_reward_parts(context: RunContext) -> None:
     """Print the warnings of methods, and try the rewards on two rows of PPO's data.
 
+    Scorers are not loaded: their files, and the forms of all prompts, are checked.
+
     Raises:
         ConfigError, RewardError: if a part cannot start, or one without a fallback failed.
+        CheckpointError: if the files of a scorer cannot be used.
     """
     for method in methods_in_use(context.config):
         for warning in method.warnings(context.config):
             context.console.say(f"warning: {warning}")
+    data = phase_records(context, Phase.ppo)
+    if list_scorers(context.config):
+        from rlhf.options.scorers.text_scorer import read_scorer_forms
+
+        for form in read_scorer_forms(context.config):
+            form.check_prompts(each.prompt or "" for each in (*data.train, *data.eval))
     if (mix := build_reward_mix(context.config, context.tokenizer)) is not None:
         with closing(mix):
-            mix.try_parts_on_rows(phase_records(context, Phase.ppo).train[:2])
+            mix.try_parts_on_rows(data.train[:2])
 
 
 def sum_weighted_scores(parts: Mapping[str, RewardTerm], scores_BK: Tensor) -> Tensor:

@@ -101,7 +101,8 @@ class RLHFEngine:
             end_token=config.model.end_token,
         )
         self.scores = self._build_score_function()
-        self.rewards = build_reward_mix(config, self.tokenizer)
+        shared = {"settings": self.settings, "plan": self.plan, "ranks": self.ranks}
+        self.rewards = build_reward_mix(config, self.tokenizer, shared)
         self.models = self._build_models()
         self.actor = self.models.actor
         self.critic = self.models.critic

@@ -25,11 +25,11 @@ from rlhf.config.roles import Role
 from rlhf.config.schema.run import RunConfig
 from rlhf.models.model_uses import (
     ModelUse,
-    UnknownModelError,
     backward_to_forward_ratio,
     forward_flops,
     models_in_phase,
 )
+from rlhf.models.shapes import UnknownModelError
 from rlhf.options import PpoConfig
 from rlhf.phases.ppo.targets import Targets
 from rlhf.phases.shared.scoring import kl_per_sequence

@@ -26,6 +26,7 @@ from rlhf.models.sources import ModelSource, config_fields
 from rlhf.models.tokenizers import check_same_tokens, read_tokens
 from rlhf.options import Backend
 from rlhf.options.fused_layers.keys import FusedLayers
+from rlhf.options.scorers.costs import list_scorers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -101,6 +102,14 @@ def require_scorer(config: RunConfig, phases: Container[Phase]) -> None:
         )
 
 
+def require_text_scorers(config: RunConfig, phases: Container[Phase]) -> None:
+    """Raise an error if a part of ``rewards`` with kind=scorer names a folder it cannot use."""
+    if Phase.ppo in phases and list_scorers(config):
+        from rlhf.options.scorers.text_scorer import read_scorer_forms
+
+        read_scorer_forms(config, downloads=False)
+
+
 def require_same_tokens(config: RunConfig, _: Container[Phase]) -> None:
     """Raise ConfigError if a pretrained reward model cannot read each token of the actor."""
     if (model := given_reward_model(config)) is None:
@@ -164,6 +173,7 @@ MODEL_CHECKS = (
     require_positions,
     require_scorer,
     require_same_tokens,
+    require_text_scorers,
     require_fast_decoding,
     require_named_layers,
 )
