@@ -40,8 +40,8 @@ IN_USE: dict[str, Callable[[RunConfig], object]] = {
     "rollout_log": lambda config: config.ppo.log_rollouts_every,
     "trunk": lambda config: config.ppo.shared_trunk,
 }
-# Options that need a GPU, another program, or a part of the score that asks one.
-ELSEWHERE = {"fused_layers", "hybrid_engine", "vllm", "judges"}
+# Options that need a GPU, another program or model, or a part of the score that asks one.
+ELSEWHERE = {"fused_layers", "hybrid_engine", "vllm", "judges", "scorers"}
 
 
 @needs_lab

@@ -38,6 +38,15 @@ def _environment() -> Iterator[None]:
 
 
 @pytest.mark.slow
+def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
+    section = (ROOT / "docs" / "use.md").read_text().partition("## From Python")[2]
+    (tmp_path / "example.py").write_text(section.partition("```python\n")[2].partition("```")[0])
+    ended = python("example.py", cwd=tmp_path, PYTHONPATH=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert "ppo/score_mean" in ended.stdout
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -72,6 +81,25 @@ def made(value: float) -> Callable[..., list[float]]:
 def test_a_function_without_a_text_of_its_own_is_refused(function: Callable[..., object]) -> None:
     with pytest.raises(ConfigError, match=r"rewards\['brief'\]: .* must be a function that def"):
         rlhf.launch("experiment=smoke", rewards={"brief": function})
+
+
+FACTOR = 3.0
+
+
+def scaled(_: list[str], responses: list[str]) -> list[float]:
+    return [FACTOR * len(response) for response in responses]
+
+
+def test_a_function_that_uses_what_is_around_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaled, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="scaled uses FACTOR of the program around it"):
+        rlhf.launch("experiment=smoke", rewards={"scaled": scaled})
+
+
+@pytest.mark.parametrize("word", ["data=local", "data.path=other.jsonl"])
+def test_rows_beside_other_data_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"{word}: the rows are given as data="):
+        rlhf.launch("experiment=smoke", word, data=[{"prompt": "a"}])
 
 
 def test_a_function_typed_at_a_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

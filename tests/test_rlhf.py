@@ -49,7 +49,7 @@ def rlhf(
         monkeypatch.setattr(sys, "argv", ["rlhf", *words])
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
         monkeypatch.setenv("HYDRA_MAIN_MODULE", "__main__")  # conf/ is beside launch.py
-        monkeypatch.setattr("runpy.run_path", lambda *_, **__: sys.exit(app.launch()))
+        monkeypatch.setattr("runpy.run_path", lambda *_, **__: sys.exit(app.start()))
         code = 0
         try:
             code = main()

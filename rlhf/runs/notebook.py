@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import html
 import inspect
 import json
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.atomic import write_text_atomically
@@ -51,13 +54,15 @@ def launch(
     """Run what ``rlhf WORDS`` runs, in this process if it has one rank, and return the run.
 
     ``data`` are rows, as a file of data=local has them. ``rewards`` are functions by name, called
-    as f(prompts, responses); the score is the sum of their scores. The text of a function that is
-    written in a notebook is stored, and must import what it uses.
+    as f(prompts, responses); the score is the sum of their scores. Of a function of the program
+    that runs, or of a notebook, only the text is stored: it must import what it uses.
 
     Raises:
         RlhfError: if the command would be refused, or a rank fails.
     """
     set_up_environment()
+    if data is not None and (given := [w for w in words if re.match(r"\+*data(\.path)?=", w)]):
+        raise ConfigError(f"{given[0]}: the rows are given as data=; remove this word")
     added = [] if data is None else _store_rows(data)
     for name, function in (rewards or {}).items():
         part = f"kind: function, function: '{_name_function(name, function)}', run_code: true"
@@ -98,6 +103,12 @@ def _name_function(name: str, function: Reward) -> str:
         )
     if module != "__main__" and find_spec(module) is not None:
         return f"{module}:{own}"
+    if outside := set(_global_names(function.__code__)) - vars(builtins).keys():
+        raise ConfigError(
+            f"rewards[{name!r}]: {own} uses {', '.join(sorted(outside))} of the program around it, "
+            "and only its own text is stored. Define or import inside of it, or import the "
+            "function from a module"
+        )
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError as error:
@@ -109,6 +120,14 @@ def _name_function(name: str, function: Reward) -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(file, text)
     return f"{'.'.join(file.with_suffix('').parts)}:{own}"
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    """Yield the names outside of a function that it, or a function or loop in it, reads."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _global_names(constant)
 
 
 class Run:

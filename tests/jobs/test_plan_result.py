@@ -19,7 +19,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def launched(words: str, code: int) -> dict[str, Any]:
         monkeypatch.setattr(app, "set_up_process", lambda: None)
         monkeypatch.setattr(sys, "argv", ["launch.py", *words.split(), "--json"])
-        assert app.launch() == code
+        assert app.start() == code
         return read_document("plan", capsys.readouterr().out)
 
     return launched
