@@ -93,11 +93,12 @@ class CheckedKernels:
         """Return the kernel for the attention of one new token per row over a KV cache.
 
         Each key/value head serves ``group`` query heads. ``kv_cache_2MKLD`` is an empty KV cache of
-        the kind to read, of an even number of pages.
+        the kind to read, of two pages or more.
         """
         _, _, *heads, size = kv_cache_2MKLD.shape
         load = partial(self._find("attention_kernel"), kv_cache_2MKLD.dtype)
-        pages_RG = torch.arange(len(kv_cache_2MKLD[0]), device=kv_cache_2MKLD.device).view(2, -1).T
+        count = len(kv_cache_2MKLD[0]) // 2 * 2  # rows of two pages
+        pages_RG = torch.arange(count, device=kv_cache_2MKLD.device).view(2, -1).T
         compare = partial(compare_attention, kv_cache_2MKLD, pages_RG.contiguous(), group)
         shape = (kv_cache_2MKLD.dtype, *heads, size, group)
         return self._use("attention over the KV cache", load, compare, shape=shape)

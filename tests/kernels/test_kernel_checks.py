@@ -163,7 +163,7 @@ def test_attention_is_compared_over_pages(
 ) -> None:
     kernel = AttentionByTorch(fault)
     monkeypatch.setattr(gpu_kernels, "attention_kernel", lambda *_: kernel)
-    kv_cache = torch.zeros(2, 6, 2, 40, 16, dtype=dtype, device=GPU)
+    kv_cache = torch.zeros(2, 7, 2, 40, 16, dtype=dtype, device=GPU)  # one page is of no row
     found = kernels_for("cuda").attention_kernel(kv_cache, 3)
     assert found is (kernel if fault is None else None)
     assert len(replaced_kernels()) == (fault is not None)
