@@ -79,14 +79,19 @@ def launch(
 
 
 def _store_rows(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Write rows to a file that is named by their content; return the words that read it."""
+    """Write rows to a file; return the words that read it."""
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     if not text:
         raise ConfigError("data has no rows")
-    file = INPUTS / f"rows_{sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    return ["data=local", f"data.path={_store_text('rows', text, '.jsonl')}"]
+
+
+def _store_text(name: str, text: str, suffix: str) -> Path:
+    """Write ``text`` to a file of ``INPUTS``, named by its content; return the path."""
+    file = INPUTS / f"{name}_{sha256(text.encode()).hexdigest()[:12]}{suffix}"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(file, text)
-    return ["data=local", f"data.path={file}"]
+    return file
 
 
 def _name_function(name: str, function: Reward) -> str:
@@ -116,10 +121,7 @@ def _name_function(name: str, function: Reward) -> str:
             f"rewards[{name!r}]: the text of {own} is not known ({error}); write it to a file, "
             "and import it"
         ) from error
-    file = INPUTS / f"{own}_{sha256(text.encode()).hexdigest()[:12]}.py"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(file, text)
-    return f"{'.'.join(file.with_suffix('').parts)}:{own}"
+    return f"{'.'.join(_store_text(own, text, '.py').with_suffix('').parts)}:{own}"
 
 
 def _global_names(code: CodeType) -> Iterator[str]:

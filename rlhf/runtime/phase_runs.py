@@ -242,9 +242,9 @@ def remove_finished_checkpoints(config: RunConfig, run_dir: Path, phase: Phase) 
     """Remove the checkpoints of a finished phase, except the latest of the run's last phase."""
     if config.checkpoint.keep_finished:
         return
-    _latest, *others = [*checkpoint_folders(run_dir / phase), None]
     is_last = phase is config.phase.order[-1]
-    for folder in filter(None, others if is_last else [run_dir / phase / STATE]):
+    earlier = checkpoint_folders(run_dir / phase)[1:]
+    for folder in earlier if is_last else [run_dir / phase / STATE]:
         shutil.rmtree(folder, ignore_errors=True)
 
 

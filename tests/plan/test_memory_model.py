@@ -353,4 +353,8 @@ def test_constants_are_those_of_the_code_that_planning_may_not_import() -> None:
     assert memory_model.MATMUL_TOKENS == cpu_layers.LONGEST
     assert memory_model.PREFILL_TOKENS == scheduler.PREFILL_TOKENS
     assert memory_model.PAGE_TOKENS == attention_gpu.CHUNK
+    for rows, longest, mean in ((1, 513, 1), (7, 8704, 2305), (3, 512, 512)):
+        shared = attention_gpu.count_shared_pages(rows, longest, mean) + 1  # one is never read
+        planned = memory_model.shared_page_tokens(rows, longest=longest, mean=mean)
+        assert planned == shared * attention_gpu.CHUNK
     assert phase_costs.ROUNDED_AT_ONCE == masters.CHUNK

@@ -52,16 +52,16 @@ class GpuAttention:
     ) -> Tensor:
         """Store keys and values at ``positions_B`` of a KV cache; return attention (B, Q, D).
 
-        Rows have one page each, or pages of ``chunk`` columns. The queries of a row
-        attend to the row's columns up to its position, inclusive, but not from ``columns`` on. If
-        these are a single chunk, its result is written at once, without a second kernel. Scores are
-        divided by the square root of D.
+        Rows have one page each, or pages of ``chunk`` columns. The queries of a row attend to the
+        row's columns up to its position, inclusive, but not from ``columns`` on. If these are a
+        single chunk, its result is written at once, without a second kernel. Scores are divided by
+        the square root of D.
         """
         rows, num_heads, size = query_BQD.shape
         num_kv_heads, page_columns = kv_cache_2MKLD.shape[2:4]
         chunks = -(-columns // self.chunk)
         newest = (query_BQD, key_BKD, value_BKD)
-        assert kv_cache_2MKLD.is_contiguous() or kv_cache_2MKLD[0].is_contiguous()
+        assert kv_cache_2MKLD[0].is_contiguous()
         assert pages_BG.shape[1] == 1 or page_columns == self.chunk
         assert positions_B.is_contiguous()
         assert pages_BG.stride(1) == 1
