@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,11 @@ from rlhf.base.errors import CheckpointError, ConfigError
 from rlhf.runs.notebook import Report, _name_function
 from tests.runs import ROOT, python
 
-NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
+SMALLER = {  # the same run with a smaller model, and in three steps
+    "sizes": ["experiment=smoke", "data.split=[2,6,2]", "reward.batch_size=256", "ppo.steps=3"],
+    "again": ["phase=pipeline_rule", "experiment=smoke", "ppo.steps=2"],
+}
 CHECKS = """
 assert all(len(column) == len(run.metrics["step"]) for column in run.metrics.values())
 assert set(run.samples[0]) >= {"prompt", "response", "step"}
@@ -23,8 +28,10 @@ for name in names:
     for file in (run.run_dir / "ppo" / name).iterdir():
         mine = run.run_dir / "mine" / name / file.name
         assert mine.exists(), mine
-print("answer:", run.policy()("Say fig and lime.", temperature=0))
-print("same:", run.policy()("Say fig and lime.", temperature=0))
+assert [*run.result["phases"]["ppo"]["judge_gains"]] == ["right"]
+assert set(short.result["phases"]["ppo"]["score_parts_after"]) == {"brief", "right"}
+print("answer:", run.policy()("Is it open?", temperature=0))
+print("same:", run.policy()("Is it open?", temperature=0))
 """
 
 
@@ -51,15 +58,20 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     script = tmp_path / "cells.py"
-    script.write_text("\n".join([*code, CHECKS]))
+    text = "\n".join([*code, CHECKS])
+    for name, small in SMALLER.items():
+        text, count = re.subn(rf"^{name} = .*", f"{name} = {small}", text, flags=re.MULTILINE)
+        assert count == 1
+    script.write_text(text)
+    (tmp_path / "tutorial_data.py").symlink_to(NOTEBOOK.with_name("tutorial_data.py"))
     ended = python(str(script), cwd=tmp_path, PYTHONPATH=ROOT)
     assert ended.returncode == 0, ended.stderr
     answers = [line.partition(": ")[2] for line in ended.stdout.splitlines()[-2:]]
     assert answers[0] == answers[1] != ""
     (rows,) = (tmp_path / "runs" / "inputs").glob("rows_*.jsonl")
-    assert len(rows.read_text().splitlines()) == 64
-    (function,) = (tmp_path / "runs" / "inputs").glob("letters_*.py")
-    assert function.read_text().startswith("def letters(_, responses):\n")
+    assert len(rows.read_text().splitlines()) == 4480
+    (function,) = (tmp_path / "runs" / "inputs").glob("brief_*.py")
+    assert function.read_text().startswith("def brief(_, responses):\n")
 
 
 def of_file(prompts: list[str], responses: list[str]) -> list[float]:
