@@ -91,7 +91,7 @@ def made(value: float) -> Callable[..., list[float]]:
 
 @pytest.mark.parametrize("function", [lambda _, responses: responses, made(1.0), [].append])
 def test_a_function_without_a_text_of_its_own_is_refused(function: Callable[..., object]) -> None:
-    with pytest.raises(ConfigError, match=r"rewards\['brief'\]: .* must be a function that def"):
+    with pytest.raises(ConfigError, match=r"rewards\['brief'\]: .* must be a top-level function"):
         rlhf.launch("experiment=smoke", rewards={"brief": function})
 
 
@@ -104,7 +104,7 @@ def scaled(_: list[str], responses: list[str]) -> list[float]:
 
 def test_a_function_that_uses_what_is_around_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaled, "__module__", "__main__")
-    with pytest.raises(ConfigError, match="scaled uses FACTOR of the program around it"):
+    with pytest.raises(ConfigError, match="scaled uses FACTOR from outside"):
         rlhf.launch("experiment=smoke", rewards={"scaled": scaled})
 
 
@@ -118,7 +118,7 @@ def test_a_function_typed_at_a_prompt_is_refused(monkeypatch: pytest.MonkeyPatch
     names: dict[str, object] = {"__name__": "__main__"}
     exec("def brief(prompts, responses): return [1.0]", names)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules[__name__])
-    with pytest.raises(ConfigError, match="the text of brief is not known"):
+    with pytest.raises(ConfigError, match="the source code of brief is not available"):
         rlhf.launch("experiment=smoke", rewards={"brief": names["brief"]})
 
 

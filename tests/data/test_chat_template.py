@@ -151,7 +151,7 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
     ("template", "prompt", "message"),
     [
         (None, ONE, r"no chat_template; use data\.template=plain"),
-        (THINKS_FIRST, ONE, "prompt begins a thought, and the answer has none"),
+        (THINKS_FIRST, ONE, "prompt opens a reasoning block, but the answer has none"),
         (DROPS_ANSWER, ONE, "drops the response"),
         (NO_SYSTEM, MANY, r"fails on messages of system, user.*no system turns"),
         (CHATML.replace("s %}", "s if m.role != 'system' %}", 1), MANY, "turn of the role system"),

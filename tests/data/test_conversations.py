@@ -196,7 +196,7 @@ def test_only_good_responses_are_learned(tokenizer) -> None:
     assert columns["row"] == [0, 1]
     counts = {reason: count for reason, count in left_out.items() if count}
     assert list(counts.values()) == [1, 2]
-    assert list(counts) == ["response marked as bad", "response with a score, not a mark"]
+    assert list(counts) == ["response marked as bad", "response with a score, not a good/bad label"]
 
 
 def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokenizer) -> None:
