@@ -73,7 +73,8 @@ def test_a_gpu_without_kernels_is_refused(gpu: Gpu) -> None:
     with pytest.raises(CapabilityError) as refused:
         check_gpus(1)
     assert str(refused.value) == (
-        "hardware.device=cuda: Tesla V100-SXM2-32GB (sm_70) is not a GPU that this build of torch supports (sm_75, sm_80, sm_86, sm_90, sm_100, sm_120); install a build of torch "
+        "hardware.device=cuda: Tesla V100-SXM2-32GB (sm_70) is not a GPU that this build of torch "
+        "supports (sm_75, sm_80, sm_86, sm_90, sm_100, sm_120); install a build of torch "
         "for CUDA 12.6, which has them for older GPUs, or use hardware=cpu"
     )
 
