@@ -204,25 +204,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not match"),
     "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not match"),
     "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not match"),
-    "traversal": (
-        lambda all_: listed(all_, "../evil.json"),
-        "'../evil.json' is not a file that a bundle may contain",
-    ),
-    "inner": (
-        lambda all_: listed(all_, "ppo/../../evil.json"),
-        "is not a file that a bundle may contain",
-    ),
-    "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is no file"),
-    "code": (
-        lambda all_: listed(all_, "sitecustomize.py"),
-        "is not a file that a bundle may contain",
-    ),
-    "hidden": (lambda all_: listed(all_, ".netrc.json"), "is not a file that a bundle may contain"),
-    "line end": (lambda all_: listed(all_, "a.json\n"), "is not a file that a bundle may contain"),
-    "weights": (
-        lambda all_: listed(all_, "ppo/actor/model.safetensors"),
-        "is not a file that a bundle may contain",
-    ),
+    "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is not a file that"),
+    "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is not a file that"),
+    "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is not a file"),
+    "code": (lambda all_: listed(all_, "sitecustomize.py"), "is not a file that"),
+    "hidden": (lambda all_: listed(all_, ".netrc.json"), "is not a file that"),
+    "line end": (lambda all_: listed(all_, "a.json\n"), "is not a file that"),
+    "weights": (lambda all_: listed(all_, "ppo/actor/model.safetensors"), "is not a file that"),
 }
 
 

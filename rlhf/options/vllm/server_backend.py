@@ -193,7 +193,7 @@ class ServerWeights:
             message = f"weights go through the folder {self._folder} ({error})"
             logger.warning("rollout.server.url=%s: %s", self.client.url, message)
             return self._send_by_folder
-        message = f"weights are sent over NCCL to {group.workers} GPUs"
+        message = f"weights go over NCCL to {group.workers} GPUs"
         logger.warning("rollout.server.url=%s: %s", self.client.url, message)
         return group.send
 
