@@ -164,7 +164,7 @@ def test_choices_are_counted_for_a_program(
         (["{unfinished}"], "has no answers after a step of PPO"),
         (["{same}"], "share no prompt that they answered differently"),
         (["--answers", "{run}/samples.csv"], "no such file or folder"),
-        (["--answers", "{run}/samples.jsonl", "--models", "x", "y"], "answers of actor, actor_ema"),
+        (["--answers", "{run}/samples.jsonl", "--models", "x", "y"], "from actor, actor_ema"),
         (["--answers", "{run}/bad.jsonl"], "bad.jsonl, row 1: column 'response' holds a value of"),
     ],
 )

@@ -122,8 +122,8 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["sft.train_on=last"], "learns 7 of 22 answers of 7 conversations"),
-        (["sft.loss_on=all"], "learns 7 of 22 answers of 7 conversations"),
+        (["sft.train_on=last"], "learns 7 of 22 answers in 7 conversations"),
+        (["sft.loss_on=all"], "learns 7 of 22 answers in 7 conversations"),
     ],
 )
 def test_the_line_of_the_data_counts_answers(compose, tmp_path, words, line: str) -> None:

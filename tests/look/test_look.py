@@ -207,7 +207,7 @@ def test_every_answer_of_a_conversation_is_marked_and_measured(look: Look, tmp_p
     file = write(tmp_path / "a.jsonl", rows)
     said = look(file, "phase.order=[sft,ppo]", "rewards.a={kind: length, most: 9}")
     assert "Assistant:[[ 1 " in said
-    assert "learns 40 answers of 20 conversations" in said
+    assert "learns 40 answers in 20 conversations" in said
     assert "20 of 40 the data's own answers are longer than rollout.max_response_tokens=32" in said
     assert "(a.jsonl, row 1; row 2; row 3; row 4; row 5; and 15 more)" in said
 
