@@ -79,9 +79,7 @@ class ChatTemplate:
         else:
             following = self._complete_begun_answer(prompt, answer, opening, body)
         if thought.strip() not in following:
-            raise UnusableTemplateError(
-                "the chat template drops the reasoning of an answer", prompt
-            )
+            raise UnusableTemplateError("the chat template drops the reasoning of answers", prompt)
         content = OPEN_THOUGHT.sub("", answer.content).strip()
         has_end = whole.endswith(self._tail)
         if not has_end or not following.strip() or content not in following:

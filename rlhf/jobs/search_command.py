@@ -184,8 +184,7 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
     if malformed := [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]:
         raise ConfigError(
-            f"sweep={name}, study: {malformed[0]} must be PHASE.NAME of a result, such as "
-            "ppo.gold_after"
+            f"sweep={name}, study: {malformed[0]} must be PHASE.NAME, such as ppo.gold_after"
         )
     if study.prune is not None and len(study.objectives) > 1:
         raise ConfigError(

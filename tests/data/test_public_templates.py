@@ -19,7 +19,7 @@ FOLDER = Path(str(distribution("trl").locate_file("trl/chat_templates")))
 END = "<|im_end|>"
 TALKS_WITHOUT_THOUGHT = "one two five system five_system"
 # What is begun by the prompt, or counted under a reason; all other conversations are equal.
-DROPPED = {"drops the reasoning of an answer": "thoughts"}
+DROPPED = {"drops the reasoning of answers": "thoughts"}
 NO_TOOLS = {"does not show tools": "tools"}
 OTHER_END = {"ends it differently from other responses": "tools"}
 BEGUN = {"opens a reasoning block, but the answer has none": TALKS_WITHOUT_THOUGHT}
