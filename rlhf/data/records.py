@@ -299,9 +299,7 @@ class Row(NamedTuple):
             value = _read_json(value) or value
         if value and not isinstance(value, list):
             kind = type(value).__name__
-            raise self._build_odd_row(
-                "tools", f"is of type {kind}", "must be a list, or one as JSON"
-            )
+            raise self._build_odd_row("tools", f"is of type {kind}", "must be a list, or its JSON")
         return list(value) if isinstance(value, list) and value else None
 
     def _name(self, column: str) -> str:

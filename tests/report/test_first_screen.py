@@ -45,7 +45,7 @@ TIME = ("time", "1:30:00", "1.5 times the planned 1:00:00")
             {"sft": SFT, "reward": REWARD},
             "objective 0.500, held-out accuracy of the reward model",
             [
-                ("pairs ranked correctly", "75.0%", "95 % interval 70.0% to 80.0%; chance is 50 %"),
+                ("pairs ranked right", "75.0%", "95 % interval 70.0% to 80.0%; chance is 50 %"),
             ],
         ),
         (
