@@ -146,8 +146,8 @@ def find_kept_checkpoint(run_dir: Path, step: int, phase: Phase | None) -> Path:
     if len(with_it) != 1:
         names = [f"--phase {k.parents[1].name} --checkpoint {int(k.name[5:])}" for k in kept]
         raise CheckpointError(
-            f"{run_dir}: --checkpoint {step} is in {len(with_it)} phases; must be in 1. The run "
-            f"keeps {', '.join(names) or 'none (checkpoint.keep_finished=true keeps them)'}"
+            f"{run_dir}: --checkpoint {step} is in {len(with_it)} phases; it must be in one. The "
+            f"run keeps {', '.join(names) or 'none (checkpoint.keep_finished=true keeps them)'}"
         )
     return checkpoint_folder(run_dir / with_it[0], step)
 
@@ -173,7 +173,7 @@ def push_to_hub(folder: Path, hub_id: str, *, public: bool, repo_type: str) -> s
     except Exception as error:
         raise CapabilityError(
             f"--push {hub_id}: the Hugging Face hub refused, or cannot be reached ({error}). Type "
-            "`hf auth login`, or set HF_TOKEN to a token that may write"
+            "`hf auth login`, or set HF_TOKEN to a token with write access"
         ) from error
     if not may_upload:
         raise ConfigError(f"--push {hub_id}: the repository is public: add --public, or rename it")

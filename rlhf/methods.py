@@ -171,7 +171,7 @@ def _describe_fault(name: str, package: str, error: Exception) -> str:
 def _load_method(entry: EntryPoint, package: str) -> Method:
     loaded = entry.load()
     if not (isinstance(loaded, type) and issubclass(loaded, Method)):
-        raise TypeError(f"{entry.value} is no subclass of rlhf.methods.Method")
+        raise TypeError(f"{entry.value} is not a subclass of rlhf.methods.Method")
     if loaded.name != entry.name:
         raise TypeError(f"the class has name={loaded.name!r}, and not the entry point's name")
     for group, keys in loaded.keys.items():

@@ -19,7 +19,7 @@ FILES: dict[str, tuple[str, bytes]] = {
     "an empty file": ("a.jsonl", b""),
     "only blank lines": ("a.jsonl", b"\n\n\n"),
     "a line cut off in the middle": ("a.jsonl", LINE + LINE[:40]),
-    "a line that is no JSON": ("a.jsonl", LINE + b"hello\n"),
+    "a line that is not JSON": ("a.jsonl", LINE + b"hello\n"),
     "single quotes": ("a.jsonl", b"{'prompt': 'a', 'chosen': 'b'}\n"),
     "a list in each line": ("a.jsonl", b"[1, 2]\n" * 3),
     "a number in each line": ("a.jsonl", b"42\n" * 3),

@@ -241,7 +241,7 @@ def test_one_rank_shards_and_offloads_nothing(compose: Compose) -> None:
         (["--push", "me/mine"], "the Hugging Face hub refused, or cannot be reached (offline)"),
         (["--phase", "sft"], "sft/model is missing: the run has not finished this phase"),
         (["--average"], "ppo/actor_ema is missing"),
-        (["--checkpoint", "4"], "--checkpoint 4 is in 0 phases; must be in 1. The run keeps "),
+        (["--checkpoint", "4"], "--checkpoint 4 is in 0 phases; it must be in one. The run keeps "),
         (["--checkpoint", "3"], "--phase ppo --checkpoint 3, --phase sft --checkpoint 3"),
     ],
 )

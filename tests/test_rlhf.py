@@ -144,7 +144,7 @@ def test_downloads_set_nothing_that_was_not_chosen(file: str, rlhf: Callable[...
     assert (code, "\nseed: 1\n" in out) == (0, True), err
     code, _, err = rlhf("--config-dir=other", "phase=sft")
     assert code == 2
-    assert "--config-dir=other: must name a folder that is like conf/, without hydra, local" in err
+    assert "other: must be a folder with the layout of conf/, but without hydra, local" in err
 
 
 @pytest.mark.usefixtures("away")

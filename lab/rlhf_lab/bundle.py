@@ -141,7 +141,7 @@ def import_bundle(file: Path, folder: Path) -> None:
         ConfigError: if ``folder`` exists.
     """
     if os.path.lexists(folder):
-        raise ConfigError(f"{folder}: it exists; name another folder after FILE")
+        raise ConfigError(f"{folder}: it exists; give another folder, as FILE FOLDER")
     pieces = _read_pieces(file)
     first = next(pieces)  # raises an error for a file that is no bundle, before a folder is created
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +194,7 @@ def _read_contents(file: Path, archive: ZipFile) -> Mapping[str, Any]:
     except DamagedFileError as error:
         raise _build_error(file, error.reason) from error
     if odd := [name for name in contents["files"] if not NAMES.fullmatch(name)]:
-        raise _build_error(file, f"{odd[0]!r} is no file of a run that bundles may have")
+        raise _build_error(file, f"{odd[0]!r} is not a file that a bundle may contain")
     has_all = sorted([*contents["files"], BUNDLE.name]) == names and FROZEN in names
     if not has_all or not 0 <= contents["started"] < LATEST_START:
         raise _build_error(file, f"{BUNDLE} does not match the files in the archive")
@@ -257,7 +257,7 @@ def _import(options: argparse.Namespace) -> Result:
     import_bundle(file, folder)
     Console().say(
         f"imported {folder}; python -m rlhf.runs lists it, python -m rlhf.report RUN_DIR {folder} "
-        "compares it with a run of yours"
+        "compares it with one of your runs"
     )
     return Result({"runs": [FoundRun(folder).as_json()]})
 

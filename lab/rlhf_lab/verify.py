@@ -170,7 +170,7 @@ def check_command(run: CheckedRun) -> Doubts:
         is_same = value == composed.get(key) or _is_whole_path_of(value, composed.get(key))
         if key != "run_dir" and not effect_of(key).resume_may_change and not is_same:
             is_typed = any(f"{key}.".startswith(prefix) for prefix in typed)
-            text = f"{value}, and the command with conf/ gives {composed.get(key)}"
+            text = f"{value}, but the command and conf/ give {composed.get(key)}"
             is_older = key in read_changes(run.folder).filled  # its version did not have the key
             state = CheckState.differs if is_typed and not is_older else CheckState.unknown
             yield Doubt(f"config.yaml, {key}", text, state)
@@ -264,7 +264,7 @@ def check_answers(run: CheckedRun) -> Doubts:
     moves = MovingReferenceKeys.of(config).reference_every > 0
     if moves or DistillationKeys.of(config).teacher_path is not None:
         compared.remove("kl")  # an Evaluator measures KL to the model from which training started
-        text = "kl is to a reference that the run has not stored"
+        text = "kl needs a reference that the run did not store"
         yield Doubt(SAMPLES.name, text, CheckState.unknown)
     evaluator = Evaluator(run.folder, trusts_run=run.trusts_run)
     try:
@@ -385,7 +385,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run_dir", nargs="?", help="a finished run; default: runs/latest")
     text = "random steps of each phase to replay (default: 1); none: compute nothing"
     parser.add_argument("--replay", default="1", metavar="N|none", help=text)
-    text = "the number that an earlier verification printed draws the same steps"
+    text = "repeat the seed of an earlier verification to draw the same steps"
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help=text)
     options = parser.parse_args(arguments)
     if options.replay != "none" and not options.replay.isdecimal():

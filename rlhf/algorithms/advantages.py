@@ -154,7 +154,7 @@ def _group_totals(rewards_BT: Tensor, keep_BT: Tensor, group_size: int) -> Tenso
     """Return the summed rewards (prompts, group_size) of all responses, one prompt per row."""
     rows = len(rewards_BT)
     if group_size <= 1 or rows % group_size:
-        raise ValueError(f"{rows} rows do not make groups of {group_size}; a group has 2 or more")
+        raise ValueError(f"{rows} rows do not divide into groups of {group_size}, of 2 or more")
     # Sum in fp64: if all totals are equal, GRPO would divide fp32's rounding error by almost 0.
     totals_B = rewards_BT.masked_fill(~keep_BT, 0.0).double().sum(dim=1)
     return totals_B.view(-1, group_size)

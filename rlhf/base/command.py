@@ -63,7 +63,7 @@ def build_command_parser(
     if uses_run:
         help_text = (
             "run the code that the run's config.yaml names, and use the addresses, environment "
-            "variables, data and models outside of the run that it names"
+            "variables, data and models outside the run that it names"
         )
         parser.add_argument("--trust-run", "--trust-code", action="store_true", help=help_text)
     if has_json:

@@ -76,7 +76,7 @@ def reason_of(error: BaseException) -> str:
 def remedy_of(error: BaseException) -> str:
     """Return advice on what to do about a file that cannot be read or written."""
     if system_error_number(error) in PATH_ERRORS - {errno.EACCES, errno.EPERM}:
-        return "restore the folders of this path if they were removed or moved, or name another"
+        return "restore the folders of this path if they were moved, or choose another path"
     if system_error_number(error) == errno.EFBIG:
         return "raise the limit on file sizes (ulimit -f)"
     return "make room on the drive, or make the folder writable"

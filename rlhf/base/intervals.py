@@ -75,7 +75,7 @@ def wilson_interval(successes: float, total: float) -> tuple[float, float]:
         ValueError: if ``total`` is not positive.
     """
     if total <= 0:
-        raise ValueError("a share needs at least one trial")
+        raise ValueError("a proportion needs at least one trial")
     share, z = successes / total, NORMAL_QUANTILE
     centre = (share + z * z / (2 * total)) / (1 + z * z / total)
     spread = share * (1 - share) / total + z * z / (4 * total * total)

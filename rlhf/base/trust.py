@@ -46,7 +46,7 @@ def make_own_folder(folder: Path) -> None:
 def require_trusted(path: Path) -> None:
     """Raise an OSError unless only this user and root can have written ``path``."""
     if not is_trusted(path):
-        raise OSError(errno.EPERM, "another user owns or can write it; run chown, or chmod go-w")
+        raise OSError(errno.EPERM, "another user owns it, or can write to it; chown, or chmod go-w")
 
 
 def keep_others_from_writing(*paths: Path) -> None:

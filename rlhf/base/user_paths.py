@@ -11,7 +11,7 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
-NOT_PULLED = "is a pointer of Git LFS, not the file: run `git lfs pull` in its folder"
+NOT_PULLED = "is a Git LFS pointer, not the file: run `git lfs pull` in its folder"
 
 
 def expand_user_path(name: str | Path, *, key: str) -> Path:

@@ -13,7 +13,7 @@ COMMANDS: Mapping[str, str] = {
     "/help": "list the commands",
     "/clear": "forget the conversation, but not the system message",
     "/system TEXT": "set the system message; without TEXT: remove it",
-    "/regenerate": "replace the last answer by another",
+    "/regenerate": "replace the last answer with another",
     "/temperature X": "sample at this temperature; 0: always the likeliest token",
     "/quit": "end the chat, as Ctrl-D does",
 }
@@ -119,7 +119,7 @@ class Dialogue:
             if len(asked) == 1:
                 raise ConfigError(
                     f"the message takes {len(ids)} tokens, and the context of "
-                    f"{talker.context_length} tokens leaves {most} of them beside the answer; "
+                    f"{talker.context_length} tokens leaves room for {most} besides the answer; "
                     "shorten it"
                     + (", or remove the system message with /system" if self._system else "")
                 )

@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--models", nargs=2, default=(), help="two models of that file")
     parser.add_argument("--out", type=Path, help="file of the choices; default: preferences.jsonl")
     parser.add_argument("--seed", type=int, default=0, help="decides which answer is on the left")
-    parser.add_argument("--port", type=int, help="default: a free port from 7860 on")
+    parser.add_argument("--port", type=int, help="default: the first free port from 7860 up")
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _serve_comparison(options), as_json=options.json)
 

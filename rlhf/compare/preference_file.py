@@ -62,7 +62,7 @@ def read_models_of_runs(
     trained = _read_actor_answers(run_dir, is_trained=True)
     other = _read_actor_answers(against or run_dir, is_trained=against is not None)
     if trained.name == other.name:
-        raise ConfigError(f"--against {against}: must be another run than {run_dir}")
+        raise ConfigError(f"--against {against}: must be a different run from {run_dir}")
     return trained, other
 
 
@@ -82,8 +82,8 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
     chosen = list(dict.fromkeys(names or answers))
     if len(chosen) != TWO or not set(chosen) <= answers.keys():
         raise ConfigError(
-            f"{path} has answers of {', '.join(answers)}: name two of these models, "
-            "--models FIRST SECOND"
+            f"{path} has answers from {', '.join(answers)}: name two of these models, --models "
+            "FIRST SECOND"
         )
     first, second = (AnsweringModel(name, answers[name]) for name in chosen)
     return first, second
@@ -104,7 +104,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
             pairs.append(AnswerPair(prompt, *shown))
     if not pairs:
         raise DataError(
-            f"{first.name} and {second.name} have no prompt in common with different answers: "
+            f"{first.name} and {second.name} share no prompt that they answered differently: "
             "compare runs with the same data and seed, or models that differ more"
         )
     return pairs
@@ -161,8 +161,8 @@ class PreferenceFile:
         for file in (path, self._undecided):
             if (content := read_bytes(file)) and not content.endswith(b"\n"):
                 raise ConfigError(
-                    f"{file} ends within a line: complete or remove its last line, or choose "
-                    "another file with --out FILE"
+                    f"{file} ends in the middle of a line: complete or remove its last line, or "
+                    "choose another file with --out FILE"
                 )
         self._writers: dict[Path, JsonlWriter] = {}
         is_new = not path.exists()

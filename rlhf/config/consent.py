@@ -84,7 +84,7 @@ def require_consent(
         return
     if named := keys_that_need_consent(run_dir, models_only=models_only):
         raise ConfigError(
-            f"{run_dir}: its configuration names code to run, or what lies outside of the run "
-            f"({', '.join(named)}), which is used only if the command says so: read "
-            f"{FROZEN} and that code, then add {fix}"
+            f"{run_dir}: its configuration names code, or things outside the run "
+            f"({', '.join(named)}), which need your consent: read {FROZEN} and that code, then add "
+            f"{fix}"
         )

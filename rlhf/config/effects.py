@@ -43,7 +43,7 @@ def effects_by_key() -> dict[str, Effect]:
         for key, rule in method.unread.items():
             if key not in effects:
                 owner = f"the method {method.name} of {method.package}"
-                raise ConfigError(f"{owner}: unread names {key}, which is no key")
+                raise ConfigError(f"{owner}: unread lists {key}, which is not a key")
             effects[key] = effects[key]._replace(unread=(*effects[key].unread, rule))
     return effects
 
@@ -125,7 +125,7 @@ def explain_if_unread(config: RunConfig, key: str, value: object = None) -> str:
     readers = effect_of(name).affects(config) or groups[key.partition(".")[0]](config)
     if readers and not readers & set(config.phase.order):
         return (
-            f"only {' and '.join(p for p in Phase if p in readers)} can read {name}, and is not in "
+            f"only {' and '.join(p for p in Phase if p in readers)} can read {name}, but is not in "
             f"phase.order=[{','.join(config.phase.order)}]; remove {key}, or choose another phase"
         )
     for rule in effect_of(name).unread:

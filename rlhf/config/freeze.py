@@ -189,7 +189,7 @@ def _parse_frozen(path: Path, text: str) -> tuple[dict[Any, Any], Changes]:
     """Return the stored values, brought up to date, and the changes to them."""
     try:
         if "seed" not in (mapping := load_plain_mapping(text)):
-            raise ValueError("it has no keys of a run")
+            raise ValueError("it has none of the keys of a run")
         values = OmegaConf.to_container(mapping)
         assert isinstance(values, dict)
         return values, bring_up_to_date(values)
@@ -234,7 +234,7 @@ def apply_resume_overrides(
             and not (leaf == STEPS and adds_steps(frozen, asked.get(leaf), run=run))
         ]
         if changed and key_of(override) != "resume":
-            anew = f"{override.input_line} from_run={run} and the words of {run}/{COMMAND}"
+            anew = f"{override.input_line} from_run={run} and the overrides in {run}/{COMMAND}"
             how = "without resume" if effect_of(changed[0]).is_inherited else f"with {anew}"
             raise ConfigError(
                 f"{override.input_line}: the run was started with "
@@ -306,19 +306,19 @@ def load_plain_mapping(text: str) -> DictConfig:
     depth = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it has an alias (*), and a run's own file has none")
+            raise ValueError("it has an alias (*), which no run writes")
         if (tag := getattr(event, "tag", None)) is not None:
-            raise ValueError(f"it has a tag ({tag}), and a run's own file has none")
+            raise ValueError(f"it has a tag ({tag}), which no run writes")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_LEVELS:
             raise ValueError(f"it has more than {MOST_LEVELS} levels")
     mapping = OmegaConf.load(StringIO(text))
     if not isinstance(mapping, DictConfig):
-        raise ValueError("it has no keys of a run")
+        raise ValueError("it has none of the keys of a run")
     for _, value in iterate_entries(OmegaConf.to_container(mapping, resolve=False)):
         if isinstance(value, str) and "${" in value:
-            raise ValueError("it has an interpolation (${...}), and a run's own file has none")
+            raise ValueError("it has an interpolation (${...}), which no run writes")
         if isinstance(value, str) and "\0" in value:
             raise ValueError("it has a NUL character, which no path or text may have")
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:

@@ -31,7 +31,7 @@ class Changes(NamedTuple):
     def describe(self) -> str:
         """Return the changes in words; "" if nothing that had an effect changes."""
         count = len(self.filled)
-        parts = [f"{count} key{'s' * (count > 1)} filled in as they were"] if count else []
+        parts = [f"{count} key{'s' * (count > 1)} set to their former behavior"] if count else []
         parts += [f"{old} is now {new}" for old, new in self.renamed.items()]
         return f"of {self.version}: {', '.join([*parts, *self.texts])}" * bool(parts or self.texts)
 

@@ -90,8 +90,8 @@ def use_config_dir(words: Sequence[str]) -> list[str]:
     folder = expand_user_path(given.config_dir, key="--config-dir").resolve()
     if not holds_own_options(folder):
         raise ConfigError(
-            f"--config-dir={given.config_dir}: must name a folder that is like conf/, without "
-            f"{', '.join(UNCHOSEN)}"
+            f"--config-dir={given.config_dir}: must be a folder with the layout of conf/, but "
+            f"without {', '.join(UNCHOSEN)}"
         )
     others = [*words[:flag], *words[flag + (1 if "=" in words[flag] else 2) :]]
     # Before the first override, and so behind the flags that may not follow one.

@@ -123,7 +123,7 @@ def refuse_changed_config(run_dir: Path, written: RunConfig) -> None:
     if replace(load_frozen_config(run_dir), run_dir=None) != replace(written, run_dir=None):
         raise ConfigError(
             f"{run_dir}: another command began or resumed a run in this folder at the same time, "
-            "with another configuration; wait for its end, or choose another run_dir"
+            "with another configuration; wait until it ends, or choose another run_dir"
         )
 
 
@@ -202,8 +202,8 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
         except OSError as error:
             if error.errno in NO_LOCK_ERRORS:
                 say(
-                    f"warning: {run_dir} is on a file system without locks ({error.strerror}): "
-                    "start no second process on this run"
+                    f"warning: {run_dir} is on a file system without locks ({error.strerror}): do "
+                    "not start a second process on this run"
                 )
                 return
             if error.errno not in HELD_ERRORS:
@@ -211,8 +211,8 @@ def _acquire_lock(descriptor: int, run_dir: Path, say: Callable[[str], None]) ->
         owner = read_tail(run_dir / LOCK).decode(errors="replace").strip() or "another process"
         if time.monotonic() >= deadline:
             raise CheckpointError(
-                f"{run_dir}: {owner} runs this run, and two processes would mix files. Wait for "
-                "it or end it (`ps -fp` and its number show it), then resume"
+                f"{run_dir}: {owner} is running this run, and two processes would mix files. Wait "
+                "for it or end it (`ps -fp PID` shows it), then resume"
             )
         if not is_waiting:
             say(f"{run_dir}: waiting until {owner}, which is running this run, has ended")

@@ -79,7 +79,7 @@ class ChatTemplate:
         else:
             following = self._complete_begun_answer(prompt, answer, opening, body)
         if thought.strip() not in following:
-            raise UnusableTemplateError("the chat template drops the thought of an answer", prompt)
+            raise UnusableTemplateError("the chat template drops the reasoning of answers", prompt)
         content = OPEN_THOUGHT.sub("", answer.content).strip()
         has_end = whole.endswith(self._tail)
         if not has_end or not following.strip() or content not in following:
@@ -113,7 +113,7 @@ class ChatTemplate:
             return text.lstrip().removeprefix(begun)
         problem = "the chat template renders a prompt differently if an answer follows"
         if opening.rstrip().endswith("<think>") and not thinks:
-            problem = "the chat template's prompt begins a thought, and the answer has none"
+            problem = "the chat template's prompt opens a reasoning block, but the answer has none"
         raise UnusableTemplateError(problem, prompt)
 
     def render_observation(self, role: str, text: str) -> str:
@@ -125,10 +125,10 @@ class ChatTemplate:
         whole = self._render(Asked((*asked.messages, answer, Message(role, text))))
         if not whole.startswith(before):
             raise DataError(
-                "data.template=chat: the chat template renders earlier messages differently "
-                f"when another message follows ({role}), so tokens would change after they were "
+                "data.template=chat: the chat template renders earlier messages differently when "
+                f"another message follows ({role}), so tokens would change after they were "
                 "sampled; use data.template=plain, or a chat_template that keeps every message "
-                "as it was said, thoughts included"
+                "unchanged, reasoning included"
             )
         return whole[len(before) :]
 
@@ -218,7 +218,7 @@ class Probes:
 
     def replace_texts(self, message: Message) -> Message:
         """Return the message with words for its text and for the names of its calls."""
-        content = self._add(f"a turn of the role {message.role}") if message.content else ""
+        content = self._add(f"a turn with the role {message.role}") if message.content else ""
         more = dict(message.more or {})
         if CALLS in more:
             more[CALLS] = [self.rename(call, CALLS) for call in more[CALLS]]

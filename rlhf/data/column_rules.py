@@ -318,8 +318,8 @@ def _select_columns(row: Row, record: Record, keep: Wanted) -> dict[str, Any]:
         for part in [name] if name in whole else name.split("."):
             if not isinstance(selected[name], dict) or part not in selected[name]:
                 raise row.build_error(
-                    f"column '{name}' is missing, which {key} names. The row "
-                    f"has {', '.join(map(repr, row.values))}."
+                    f"column '{name}' is missing; {key} names it. The row has "
+                    f"{', '.join(map(repr, row.values))}."
                 )
             selected[name] = selected[name][part]
     return selected
@@ -335,9 +335,9 @@ def parse_columns(columns: Mapping[str, str], *, key: str) -> Layout:
     known = "; ".join(TARGETS)
     if ", ".join(sorted(map(str, columns.keys() - addable))) not in TARGETS:
         raise ConfigError(
-            f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; "
-            f"must have exactly one of these sets: {known}; beside prompt or messages, system and "
-            "tools may be added"
+            f"{key} has the columns {', '.join(map(str, columns)) or '(none)'}; must have exactly "
+            f"one of these sets: {known}; system and tools may be added alongside prompt or "
+            "messages"
         )
     return Layout("columns", parse_expressions(columns, key), key)
 
@@ -349,7 +349,7 @@ def parse_expressions(columns: Mapping[str, str], key: str) -> dict[str, ParsedR
 
 def _parse_expression(text: str, key: str) -> ParsedResult:
     if len(text) > MOST_CHARACTERS:
-        raise ConfigError(f"{key}: has {len(text):,} characters, and may have {MOST_CHARACTERS:,}")
+        raise ConfigError(f"{key}: has {len(text):,} characters; the limit is {MOST_CHARACTERS:,}")
 
     def build_parse_error(reason: str) -> ConfigError:
         return ConfigError(

@@ -177,7 +177,7 @@ def find_doubt(
     if layout.key:
         return "", None
     if UNCLEAR in targets:
-        why = "of the responses of a row, these may be scores (the highest is best) or ranks"
+        why = "these may be scores of a row's responses (the highest is best) or ranks"
         rule = "(the lowest is best): name one as scores or as ranks"
         return f"{layout.expressions[UNCLEAR].expression}: {why} {rule}", {}
     answers = targets & {"chosen", "messages", "text", "responses"}
@@ -193,12 +193,12 @@ def find_doubt(
         if marks and answers and not targets & {"grade", "rank"}:
             name, values = next(iter(marks.items()))
             what = f"the column '{name}' ({values}) may say how good a response is"
-            why = f"{what}, and nothing reads it"
+            why = f"{what}, but nothing reads it"
             if targets & {"text", "responses"}:
-                return f"{why}. These columns read the rows without it", {}
+                return f"{why}. To ignore it, use these columns", {}
             last = name.replace("[]", "[-1]") if "[]." in name else quote(name)
             more = {"grade": values.as_grade(last)}
-            return f"{why}. If it says something else, remove grade", more
+            return f"{why}. If the column means something else, remove grade", more
         parts = _find_other_answers(layout, unread, has_answers=bool(answers))
     what = f"the column '{parts[0]}' is a part of the examples" if parts else ""
     return what and f"{what}, and the layout '{layout.name}' does not read it", None

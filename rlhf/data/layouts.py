@@ -49,9 +49,9 @@ from rlhf.data.records import (
     render_prompt,
 )
 
-NO_COMMON_PROMPT = "chosen and rejected share no prompt up to their last answer"
+NO_COMMON_PROMPT = "chosen and rejected do not have the same messages before their last answer"
 PROMPT_ELSEWHERE = "if the prompt is another column, data.sets.NAME.columns says which"
-NOT_LEARNED = "no answer may be learned (weight=0 or train=false)"
+NOT_LEARNED = "all answers are excluded (weight=0 or train=false)"
 TIE = "pairs of responses with equal scores"
 NOT_ANSWERED = "conversations whose turns after the last answer are not used"
 NOT_SCORED = "responses without text or score"
@@ -203,7 +203,7 @@ def count_conflicts(row: Row, targets: Row, pair: Record, conflicts: Dropped) ->
     is_text = isinstance(prompt, str)
     asked = [prompt] if is_text else [message.text for message in targets.messages("prompt")]
     if any(normalize_text(str(text)) not in normalize_text(pair.prompt or "") for text in asked):
-        conflict = "rows whose prompt is not in the conversation of chosen, which is read instead"
+        conflict = "rows whose prompt is not in the conversation of chosen, which is used instead"
         conflicts.drop(conflict, row.place)
 
 
@@ -276,7 +276,7 @@ def _read_message_response(row: Row, column: str, asked: Record | None) -> Recor
         answer = _add_space(asked, last.content) if is_text else f" {last.content}"
         return asked._replace(chosen=answer)
     if asked.messages is None or not {"rejected", "responses"}.isdisjoint(row.values):
-        rule = "which no pair, and no answer to a text prompt, may have"
+        rule = "which is not allowed in a pair or in an answer to a text prompt"
         raise UnusableRowError(f"{column} has {', '.join(last.shown)}, {rule}")
     messages = tuple(message.excluded_from_loss() for message in asked.messages)
     return asked._replace(chosen=f" {last.text}", turns=(*messages, last))

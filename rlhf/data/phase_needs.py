@@ -18,8 +18,8 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.data.records import SCORED
 
 AS_MARKS = (
-    ". Scores become marks in data.sets.NAME.columns (docs/data.md), for example with "
-    "grade: 'to_number(COLUMN) >= `4`'"
+    ". Turn scores into good/bad labels in data.sets.NAME.columns (docs/data.md), for example "
+    "with grade: 'to_number(COLUMN) >= `4`'"
 )
 
 

@@ -92,7 +92,7 @@ class PlainTurns:
         """
         messages = (*asked.messages, *answer)
         hidden = [key for message in messages for key in message.shown]
-        hidden += ["a turn of a tool" for message in messages if message.role == "tool"]
+        hidden += ["a tool turn" for message in messages if message.role == "tool"]
         hidden += ["tools"] if asked.tools else []
         if hidden:
             names = ", ".join(dict.fromkeys(hidden))

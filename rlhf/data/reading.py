@@ -189,7 +189,7 @@ def describe_dataset(dataset: RawDataset) -> str:
     talks = int((counts["answers"] > 0).sum())
     total, learned = int(counts["answers"].sum()), int(counts["learned"].sum())
     share = f"{learned:,}" if learned == total else f"{learned:,} of {total:,}"
-    answers = f"learns {share} answers of {talks:,} conversations"
+    answers = f"learns {share} answers in {talks:,} conversations"
     notes = {
         f"{dataset.name}: {dataset.layout}, {examples}, {skipped}": True,
         answers: total > talks,

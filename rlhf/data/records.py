@@ -38,7 +38,7 @@ THOUGHTS, CALLS = ("reasoning_content", "thinking"), "tool_calls"
 TEMPLATE_KEYS = (*THOUGHTS, CALLS, "tool_call_id", "name")  # keys that templates read
 MESSAGE_KEYS = frozenset({*TEXT_OF, *TEXT_OF.values(), *WEIGHTS, *TEMPLATE_KEYS})
 SELECT_PART = "data.sets.NAME.columns can select a part of it (docs/data.md)."
-SCORED = "response with a score, not a mark"  # the reason for which SFT skips a response
+SCORED = "response with a score, not a good/bad label"  # the reason for which SFT skips a response
 TEXT_FIELDS = ("prompt", "chosen", "rejected", "text")
 LINE_ENDS = re.compile(r"[ \t]*(?:\r\n?|[\n\v\f\x85])")
 # Control characters other than whitespace, and lone surrogates, which UTF-8 cannot encode.

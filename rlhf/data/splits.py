@@ -191,8 +191,8 @@ def check_usable_examples(
                 continue
             if has_grades:
                 raise DataError(
-                    f"data: the {phase} phase learns from pairs of responses, and its examples "
-                    "are single responses with a grade. A reward model learns from marks with "
+                    f"data: the {phase} phase learns from pairs of responses, and its examples are "
+                    "single responses with a grade. A reward model learns from labels with "
                     "reward.loss=classification, and from scores with reward.loss=regression."
                 )
             needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
@@ -202,7 +202,7 @@ def check_usable_examples(
                 for other in SPLIT_PHASES
                 if other is not own and any(_is_usable(record, other) for record in everything)
             ]
-            fix = f", or a phase that this one supports: {' or '.join(others)}"
+            fix = f", or a phase that this data set supports: {' or '.join(others)}"
             raise DataError(
                 f"data: the {phase} phase finds no {needed.get(phase, 'pairs of responses')} "
                 f"to {side} among its {len(records)} examples. Choose another data set "

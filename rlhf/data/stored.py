@@ -130,7 +130,7 @@ def _pack(record: Record) -> bytes:
     text = PACK(record).encode(errors="surrogatepass")
     has_values = record.columns or record.tools or any([turn.more for turn in record.turns])
     if has_values and _unpack(text) != record:
-        raise TypeError("a value of a column changes as JSON")
+        raise TypeError("a column has a value that JSON cannot store unchanged")
     return text
 
 

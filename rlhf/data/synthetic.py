@@ -5,7 +5,7 @@ count in proportion to the correctness of the answer:
 
     gold = correct * (0.76 + 0.12 * polite + 0.12 * stops)
 
-docs/data.md ("The synthetic task") defines the three parts.
+docs/generated_task.md defines the three parts.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _match_skill(prompt: str) -> tuple[str, list[str]]:
 
 
 class GoldComponents(NamedTuple):
-    """The parts of a gold score, each in [0, 1]; docs/data.md defines them."""
+    """The parts of a gold score, each in [0, 1]; docs/generated_task.md defines them."""
 
     correct: float
     polite: float

@@ -283,8 +283,8 @@ def _tables_of_files(
 ) -> dict[str, Table]:
     if not place.exists():
         raise DataError(
-            f"{place}: no such file or folder. (A data set of the hub needs data=hub; plan=only "
-            "with data.size=EXAMPLES plans without the file.)"
+            f"{place}: no such file or folder. (A hub data set needs data=hub; plan=only with "
+            "data.size=EXAMPLES plans without the file.)"
         )
     if not (place.is_file() or place.is_dir()):
         raise DataError(f"{place}: must be a file or a folder.")
@@ -395,7 +395,7 @@ def download_dataset(dataset: DatasetConfig, *, fix: str) -> dict[str, Table]:
     path = dataset.path
 
     def build_load_error(reason: str) -> DataError:
-        problem = f"this data set of the hub could not be loaded ({reason})"
+        problem = f"this hub data set could not be loaded ({reason})"
         return DataError(f"{path}: {problem}. Without a network {fix}")
 
     with translate_errors(build_load_error):

@@ -234,7 +234,7 @@ def _render_rows(
         first_error, record = errors[0]
         at = describe_first_place([record.place])
         places = f"for {len(errors)} of {len(rows)} examples{at}"
-        raise DataError(f"{first_error}. It fails {places}.")
+        raise DataError(f"{first_error}. This happens {places}.")
     first_records = {each.problem: record for each, record in reversed(errors)}
     for each, _ in errors:
         at = describe_first_place([first_records[each.problem].place])
@@ -294,7 +294,7 @@ def tokenise(
         setting = f"data.cache_dir={cache_dir}"
         fault = _find_cache_fault(folder) if os.path.lexists(folder) else ""
         if fault:
-            sys.stderr.write(f"{setting}: the token ids in {folder} are made anew: {fault}\n")
+            sys.stderr.write(f"{setting}: the token ids in {folder} are recomputed: {fault}\n")
         if fault is not None:
             with replace_atomically(folder) as building, pause_garbage_collector():
                 _write_tokens(building, part, phase, Encoder(tokenizer, template), limit)
@@ -365,7 +365,7 @@ def _find_cache_fault(folder: Path) -> str | None:
             if path.is_symlink():
                 return f"{path} is a link"
             if not is_trusted(path):
-                return f"another user of this machine can have written {path}"
+                return f"another user of this machine may have written {path}"
         check_files(folder, files)
     except (CheckpointError, OSError) as error:
         return str(error)

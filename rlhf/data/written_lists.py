@@ -55,7 +55,7 @@ def read_written_messages(rows: Sequence[Row]) -> Sequence[Row]:
         odd = [n for n, value in parsed.items() if not are_messages(value)]
         if odd:
             raise rows[odd[0]].build_error(
-                f"column '{name}' is no list of messages, but it is one in other rows."
+                f"column '{name}' is not a list of messages, as it is in other rows."
             )
         rows = [
             row._replace(values={**row.values, name: parsed[n]}) if n in parsed else row

@@ -320,7 +320,7 @@ def require_aligned_nvme_gradients(optimizer: Any) -> None:
         if swaps(numel=size) and 4 * start % DRIVE_BLOCK:
             raise CapabilityError(
                 "zero.nvme_path with zero.offload_optimizer=true: a gradient of this model would "
-                f"start {4 * start % DRIVE_BLOCK} bytes inside a block of {DRIVE_BLOCK}, where "
+                f"start {4 * start % DRIVE_BLOCK} bytes into a block of {DRIVE_BLOCK}, where "
                 "DeepSpeed cannot read it; use another number of ranks, or zero=stage3_offload"
             )
 

@@ -76,8 +76,8 @@ def check_gpus(ranks_per_node: int) -> None:
     capability, kernels = torch.cuda.get_device_capability(), torch.cuda.get_arch_list()
     if kernels and not _has_kernels(kernels, capability):
         raise CapabilityError(
-            f"hardware.device=cuda: {torch.cuda.get_device_name()} (sm_{capability[0]}"
-            f"{capability[1]}) is none of the GPUs that this torch has kernels for "
+            f"hardware.device=cuda: {torch.cuda.get_device_name()} "
+            f"(sm_{capability[0]}{capability[1]}) is not a GPU that this build of torch supports "
             f"({', '.join(kernels)}); install a build of torch for CUDA 12.6, which has them for "
             "older GPUs, or use hardware=cpu"
         )
@@ -110,8 +110,8 @@ def _missing_gpu_advice() -> str:
     needed = OLDEST_DRIVERS.get(torch.version.cuda.partition(".")[0])
     if driver is not None and needed is not None and int(driver.partition(".")[0]) < needed:
         return (
-            f"update the NVIDIA driver {driver} to {needed} or newer, which CUDA "
-            f"{torch.version.cuda} of this torch needs; or install a torch for an older CUDA"
+            f"update the NVIDIA driver {driver} to {needed} or newer, which this torch (CUDA "
+            f"{torch.version.cuda}) needs; or install a torch for an older CUDA"
         )
     return "check nvidia-smi and CUDA_VISIBLE_DEVICES"
 

@@ -55,7 +55,7 @@ class EngineSettings:
             raise CapabilityError(
                 f"hardware.dtype=fp16 with zero.stage={self.zero.stage} and zero.critic_stage="
                 f"{'null' if self.zero.critic_stage is None else self.zero.critic_stage}: fp16 "
-                "needs the fp32 masters that DeepSpeed keeps from stage 1 on; use zero=stage1, "
+                "needs fp32 master weights, as from stage 1 on; use zero=stage1, "
                 "which costs nothing on one rank, or hardware.dtype=fp32"
             )
 

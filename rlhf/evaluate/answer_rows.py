@@ -129,8 +129,8 @@ class Evaluator:
         tokenizer = load_tokenizer(folder, key=RUN_FOLDER)
         if tokenizer_identity(tokenizer) != tokenizer_identity(self.context.tokenizer):
             raise ConfigError(
-                f"{folder} has another tokenizer than {self.context.run_dir}; evaluate each run by "
-                f"itself, or train this model again with from_run={self.context.run_dir}"
+                f"{folder} has a different tokenizer from {self.context.run_dir}; evaluate each "
+                f"run by itself, or train this model again with from_run={self.context.run_dir}"
             )
         return self._build_policy(ModelSource.from_folder(folder, base=self.config.model))
 

@@ -128,7 +128,7 @@ def _check_retry(run: Future[EndedRun]) -> CheckRow:
     return checked_row(
         times > 0 and sft.micro_batch_size is not None and sft.micro_batch_size < sft.batch_size,
         f"retried {times} times; micro-batch {sft.batch_size} became {sft.micro_batch_size}",
-        "at least one retry, and an end",
+        "at least one retry, then the end of the run",
         retries=times,
         micro_batch=sft.micro_batch_size or 0,
     )

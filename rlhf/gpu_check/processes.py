@@ -67,7 +67,7 @@ def run_part(
         code = process.wait()
     yield from _add_new_rows(part, file)
     if is_late:
-        reason = f"no end in {seconds / 60:.1f} minutes, so it was killed"
+        reason = f"not finished after {seconds / 60:.1f} minutes, so it was killed"
     elif code < 0:
         reason = f"ended by {signal.Signals(-code).name}"
     elif code or not part.rows:

@@ -63,7 +63,7 @@ def _compare_with_killed_run(folder: Path, words: str) -> CheckRow:
         return checked_row(True, "equal", EXPECTED)
     # If two runs that nobody killed differ too, nondeterministic kernels are the reason.
     if differing_files(_run_without_kill(folder / "again", words), whole):
-        figure = "two runs that nobody killed differ too, in spite of deterministic algorithms"
+        figure = "two uninterrupted runs also differ, despite deterministic algorithms"
         return skipped_row(figure, EXPECTED)
     return checked_row(False, f"different: {', '.join(names)}", EXPECTED)
 

@@ -27,7 +27,7 @@ from rlhf.phases.ppo.logprob_reuse import MISMATCH
 TIMED = ("step", "generate", "score", "train")  # metrics time/NAME_seconds
 SERVER_OPTIONS = "--host 127.0.0.1 --gpu-memory-utilization 0.3 --max-model-len 512"
 MOST_MISMATCH = 0.02  # nats per token, as rollout.max_logprob_mismatch
-HYBRID_EXPECTED = "yes with parity, or no with the reason"
+HYBRID_EXPECTED = "yes if the results match, otherwise no and the reason"
 
 
 def check_speed(folder: Path, size: Size) -> Iterator[Task]:

@@ -118,7 +118,7 @@ def build_new_config(job: Job) -> RunConfig:
     """
     if job.resume is not None:
         raise ConfigError(
-            f"resume={job.resume}: only launch.py resumes a run; give the words of "
+            f"resume={job.resume}: only launch.py resumes a run; use the overrides in "
             f"{job.resume}/command.txt instead"
         )
     cfg = job.cfg
@@ -229,15 +229,15 @@ def describe_reward_model(config: RunConfig) -> list[str]:
     lines = []
     if theirs and ours is not None and theirs != ours:
         lines.append(
-            f"reward_model.path={model.path} has another chat template than the texts of this run: "
-            "it scores them in a form that it may not know; instead of reward_model.path, "
+            f"reward_model.path={model.path} has a different chat template from this run, so it "
+            "would score texts in an unfamiliar format; instead of reward_model.path, "
             f"'rewards.NAME={{kind: scorer, path: {model.path}}}' writes them in its own form"
         )
     tokens, pad = read_tokens(scorer, key="reward_model"), config_fields(scorer).get("pad_token_id")
     if tokens is not None and pad is not None and pad == tokens.ids.get(tokens.end):
         lines.append(
             f"reward_model.path={model.path}: its config.json pads with the end token, so plain "
-            "transformers reads its score before the end token, and this run at the end token: "
+            "transformers reads its score before the end token, but this run at the end token: "
             "compare some scores if it was trained elsewhere"
         )
     return lines
@@ -249,7 +249,7 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     if place is None:
         return []
     statements = {
-        Template.chat: "has a chat template, in which all texts are written "
+        Template.chat: "has a chat template, which formats all texts "
         "(data.template=plain: with Human: and Assistant:)",
         Template.plain: "has no chat template, so conversations have Human: and Assistant:",
         Template.auto: "cannot be read here; the run needs it to choose chat or plain",
@@ -319,8 +319,8 @@ def copy_keys_of_source_run(
     if missing := [k for k in consent if k in inherited and not OmegaConf.select(cfg, k)]:
         words = " ".join(f"{key}=true" for key in missing)
         raise ConfigError(
-            f"from_run={source}: its configuration names code to run, which runs only if the "
-            f"command says so: read that code, then add {words}"
+            f"from_run={source}: its configuration runs code, which you must allow: read that "
+            f"code, then add {words}"
         )
     fixed = [key for key in inherited if source_run_determines(key) and key not in consent]
     parsed = parse_overrides(overrides)

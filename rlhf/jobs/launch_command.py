@@ -255,7 +255,7 @@ def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> No
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     for word in named_words or [_name_of_override(word, entries) for word in given]:
         if word in OTHER_NAMES:
-            sys.stdout.write(f"{word} of another program is here:\n")
+            sys.stdout.write(f"{word} of another program is called here:\n")
         for name in (names := matching_names(OTHER_NAMES.get(word, word), entries)):
             first, _, rest = entries[name].partition("\n")
             text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")

@@ -46,7 +46,7 @@ SLOWLY_SAMPLED = 50  # examples per phase that are encoded if each takes long to
 PLENTY_STEPS = 2  # if a sample suggests fewer optimizer steps, all examples are counted
 CHARACTERS_PER_TOKEN = 4  # an assumption, for a tokenizer that is not on this machine
 LARGEST_READ = 2**26  # bytes; data files that are larger in total are not read
-ASSUMED = "The plan takes every example to be as long as allowed."
+ASSUMED = "The plan assumes every example has the maximum length."
 
 
 class Reading(NamedTuple):

@@ -136,14 +136,14 @@ def parse_search(
     keys = (*definition, *(word.partition("=")[0] for word in words))
     if misused := [key for key in (*FILE_WORDS, *SWEEP_WORDS) if key in keys]:
         raise ConfigError(
-            f"sweep={names[0]}, {misused[0]}: belongs to a sweep, whose jobs are known and planned "
-            "before it starts; a study chooses the values of its trials, so limit study.trials"
+            f"sweep={names[0]}, {misused[0]}: applies only to sweeps, whose jobs are known in "
+            "advance; a study chooses values as it goes, so limit study.trials"
         )
     typed = [w for w in words if not w.startswith(("sweep=", "-")) and "=" in w]
     if hydra_words := [w for w in typed if w.startswith("hydra") and not w.startswith(SEARCH_PATH)]:
         raise ConfigError(
             f"{hydra_words[0]}: sweep={names[0]} is a study, which starts its trials itself, "
-            f"study.slots at a time, in {SWEEPS}: remove this word"
+            f"study.slots at a time, in {SWEEPS}: remove this argument"
         )
     study_words = [word for word in typed if word.startswith("study.")]
     study = _build_study_config(names[0], definition.pop(STUDY), study_words)
@@ -184,7 +184,7 @@ def _build_study_config(name: str, definition: Any, overrides: Sequence[str]) ->
         raise ConfigError(f"sweep={name}, study: give maximize or minimize, such as ppo.gold_after")
     if malformed := [each for each in [*study.objectives, *study.at_most] if each.count(".") != 1]:
         raise ConfigError(
-            f"sweep={name}, study: {malformed[0]} must be PHASE.NAME of a result, as ppo.gold_after"
+            f"sweep={name}, study: {malformed[0]} must be PHASE.NAME, such as ppo.gold_after"
         )
     if study.prune is not None and len(study.objectives) > 1:
         raise ConfigError(

@@ -126,8 +126,8 @@ def add_sweep_folders(
     """
     if "hydra.launcher.n_jobs=0" in words:
         raise ConfigError(
-            "hydra.launcher.n_jobs=0: no job would run; give how many run at a time, or -1 for as "
-            "many as there are cores"
+            "hydra.launcher.n_jobs=0: no job would run; set how many run at a time, or -1 for one "
+            "per core"
         )
     if not is_sweep(words):
         return list(words)

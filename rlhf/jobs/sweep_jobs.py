@@ -131,7 +131,7 @@ def run_job(
             return None
         hours = (read_plan(run_dir) or {}).get("hours")
         planned = "" if hours is None else f", planned {_duration_text(3600 * hours)}"
-        say(f"{run_dir.name}: runs{planned}; its output is in {log}")
+        say(f"{run_dir.name}: running{planned}; its output is in {log}")
         started = time.monotonic()
         code = _run_process(hardware, run_dir, script, cap, jobs=jobs)
         took = time.monotonic() - started
@@ -140,8 +140,7 @@ def run_job(
         if code or (objective := read_objective(run_dir)) is None:
             raise JobError(
                 f"job {run_dir.name} failed with exit code {code}: {_last_line(log)} (its output "
-                f"is in {log}). The same command again continues the sweep without its finished "
-                "jobs"
+                f"is in {log}). Repeat the command to continue the sweep; finished jobs are skipped"
             )
     alarms = ", ".join(alarm.name for alarm in read_alarms(run_dir))
     raised = f"; alarms: {alarms}" if alarms else ""

@@ -92,9 +92,9 @@ class JobSweeper(Sweeper):
         stored = read_json(file, {"words": [str]}) or {"words": words}
         if (before := stored["words"]) != words:
             raise ConfigError(
-                f"hydra.sweep.dir={file.parent}: it has jobs with {' '.join(before)}, and "
-                f"this command has {' '.join(words)}; repeat the other words and give more "
-                "values of the keys without a value, or choose another folder"
+                f"hydra.sweep.dir={file.parent}: its jobs have {' '.join(before)}, but this "
+                f"command has {' '.join(words)}; repeat the overrides and only add values to the "
+                "swept keys, or choose another folder"
             )
         if self._has_cap:
             self._plan_jobs(jobs)
@@ -136,7 +136,7 @@ def plan_job(cfg: DictConfig) -> PlannedJob:
     if job.folder is None or job.at_a_time is None or plan is None or plan.hours is None:
         raise ConfigError(
             f"{cap.word}: jobs of a cluster, jobs with plan=off and models of unknown size cannot "
-            "have a limit; remove this word"
+            "have a limit; remove this argument"
         )
     keys = {each: phase_key(config, each, data="", code="") for each in shared_phases(config)}
     seconds = {keys[each.phase]: each.seconds for each in plan.phases if each.phase in keys}

@@ -103,7 +103,7 @@ def find_hardware(signs: Sequence[Path] = SIGNS) -> ThisMachine:
     if profile == GUESSED:
         rates += " (this card has no profile: planned times are a guess)"
     elif MIG in card:
-        rates += ", the whole card (this part of it is slower than planned)"
+        rates += " for the whole card (this part of it is slower than planned)"
     reason = f"{count} x {card}, {memory:.1f} GiB, {dtype}; {rates}"
     facts = {
         "ranks_per_node": count,

@@ -30,11 +30,11 @@ COSTS = {
     "log-probs": "torch passes over the logits five to ten times, which is slower",
     "sampling": "torch passes over the logits several times, which is slower",
     "softmax": "torch computes it, which is slower for short rows",
-    "decoder": "torch decodes by more operations for each token, which is slower",
-    "attention over the KV cache": "torch attends to the longest row's length, which is slower",
-    "joint projections": "linear layers with the same input are separate products, and slower",
+    "decoder": "torch decodes with more operations per token, which is slower",
+    "attention over the KV cache": "torch pads attention to the longest row, which is slower",
+    "joint projections": "linear layers with one input are computed separately, which is slower",
     "fused layers": "torch launches several kernels for each norm, rotary embedding and SwiGLU",
-    "CUDA graphs": "decode steps of new shapes are launched one operation at a time, and slower",
+    "CUDA graphs": "decode steps of new shapes run one operation at a time, which is slower",
 }
 
 K = TypeVar("K")

@@ -241,7 +241,7 @@ def _measure(sample: EncodedSample, config: RunConfig) -> Iterator[Lengths]:
         yield _summarise(title, limit, sample.lengths, sample.records)
     if sample.lengths and phase is Phase.sft and (Phase.ppo in order or Phase.dpo in order):
         limit = Limit("rollout.max_response_tokens", config.rollout.max_response_tokens)
-        yield _summarise("answers of the data", limit, sample.answers, sample.records)
+        yield _summarise("the data's own answers", limit, sample.answers, sample.records)
 
 
 def _summarise(

@@ -120,7 +120,7 @@ def print_look(look: Look, console: Console) -> None:
         *look.lines,
         f"\nTokens (tokenizer: {look.tokenizer}; data.template={look.template})",
         *(f"  {lengths}" for lengths in look.lengths),
-        f"\nTo look at: {len(look.findings) or 'nothing was found'}",
+        f"\nFindings: {len(look.findings) or 'none'}",
         *(f"  - {finding}" for finding in look.findings),
         f"\nExamples, as the model sees them; what is learned is {marks}",
     ):

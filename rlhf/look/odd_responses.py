@@ -27,7 +27,7 @@ TEXT_FAULTS = {
     ),
     "escaped": (
         r"\\[nt](?![a-zA-Z])",
-        "have a line end or a tab written as two characters, \\n or \\t",
+        "have a newline or tab written as two characters, \\n or \\t",
     ),
     "unfilled": (
         r"\{\{ *\w+ *\}\}|\[(?:INSERT|YOUR|NAME)\b[^\]]*\]|(?i:lorem ipsum)",
@@ -88,7 +88,7 @@ def _goes_in_circles(answer: str, _: Record) -> bool:
 RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
     "next_turn": (
         lambda answer, _: NEXT_TURN.search(answer) is not None,
-        "continue with a turn of the user",
+        "continue with a user turn",
     ),
     "echo": (_is_echo, "begin with the whole request"),
     "loop": (_goes_in_circles, "repeat the same few words again and again"),
@@ -137,7 +137,7 @@ def _find_scripts(records: Sequence[Record]) -> Iterator[DataFinding]:
         named = ", ".join(f"{script} {count:,}" for script, count in counts.most_common())
         ((usual, _),) = counts.most_common(1)
         others = [record for record, script in scripts if script not in ("", usual)]
-        text = f"answers are in another script than most ({named})"
+        text = f"answers are in a different script from most ({named})"
         yield from report_records("scripts", others, text)
 
 

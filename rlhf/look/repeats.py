@@ -37,9 +37,8 @@ POWERS = MIXERS[-1] ** np.arange(PIECE, dtype=np.uint64)  # modulo 2**64
 
 Match = tuple[Record, Record]
 MATCHES = {  # kind of a finding about matches -> its text after the number of matches
-    "both_sides": "prompts stand on both sides of the data's own split; a run trains on none of "
-    "them",
-    "begun": "held-out prompts begin a longer conversation that is trained on",
+    "both_sides": "prompts are on both sides of the data's own split; a run trains on none of them",
+    "begun": "held-out prompts are the start of a longer training conversation",
     "reversed": "pairs are the reverse of an earlier one; both are used, and contradict each other",
     "contradictory": "responses occur earlier with another grade; both are used",
     "near": "of {compared:,} prompts nearly repeat an earlier one "

@@ -304,7 +304,7 @@ def _require_working_fields(model: PreTrainedModel, source: ModelSource) -> None
     model.train(training)
     first_H, again_H = hidden_2SH[:, 0]
     if not (first_H - again_H).abs().max() <= 1e-3 * first_H.abs().max():  # NaN too
-        raise refuse("a token depends on the token after it, or is not a number")
+        raise refuse("outputs depend on later tokens, or are NaN")
 
 
 @contextmanager

@@ -149,7 +149,7 @@ def _find_head_name(pretrained: PreTrainedModel) -> str:
     if len(heads) == 1:
         return heads[0]
     raise CapabilityError(
-        f"{type(pretrained).__name__} has no single linear head of one label beside its blocks "
-        f"(children: {[name for name, _ in pretrained.named_children()]}); "
-        "use a decoder such as OPT, Llama, Qwen, GPT-2 or Pythia"
+        f"{type(pretrained).__name__} has no separate one-label linear head next to its blocks "
+        f"(children: {[name for name, _ in pretrained.named_children()]}); use a decoder such as "
+        "OPT, Llama, Qwen, GPT-2 or Pythia"
     )

@@ -313,7 +313,7 @@ def _require_matching_tensors(
         if not _is_scorer(model.config):
             missing = {n for n in missing if n.startswith(f"{model.base_model_prefix}.")}
     shapes = [
-        f"{name} {_format_shape(stored)} in the file and {_format_shape(expected)} by config.json"
+        f"{name} {_format_shape(stored)} in the file, but {_format_shape(expected)} in config.json"
         for name, stored, expected in loading_info["mismatched_keys"]
     ]
     faults = {"missing": missing, "not in the model": unexpected, "of another shape": shapes}

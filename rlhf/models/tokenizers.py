@@ -139,7 +139,7 @@ def load_tokenizer(
         # This raises an error for damaged files. If files are missing, the tokenizer is empty.
         decoded = tokenizer.decode(tokenizer(SENTENCE, add_special_tokens=False).input_ids)
     if _keep_letters(decoded) != _keep_letters(SENTENCE):
-        reason = f"it reads {SENTENCE!r} as {decoded!r}: files are missing, or not of this model"
+        reason = f"it reads {SENTENCE!r} as {decoded!r}: files are missing, or of another model"
         raise build_error(reason)
     if needs_end and tokenizer.eos_token_id is None and key == RUN_FOLDER:
         raise build_error("it has no end token")
@@ -222,7 +222,7 @@ def check_same_tokens(
     place: str | Path,
     name: str = "reward_model",
     way_out: str = ", train a reward model with phase=pipeline, or let this one read text with its "
-    "own tokenizer: replace reward_model.path by 'rewards.NAME={{kind: scorer, path: {place}}}' "
+    "own tokenizer: replace reward_model.path with 'rewards.NAME={{kind: scorer, path: {place}}}' "
     "(docs/rewards.md)",
 ) -> None:
     """Raise ConfigError unless ``other``, of config key ``name``, reads what ``actor`` writes.
@@ -239,13 +239,12 @@ def check_same_tokens(
         raise ConfigError(
             f"{name} ({place}) and model have different tokenizers: {len(wrong)} of the "
             f"{len(actor.ids)} tokens of model, such as {wrong[0]!r}, have another id or none: "
-            f"{name} would read other words than the actor writes. Use a model of the same family"
-            f"{way_out.format(place=place)}"
+            f"{name} would read different text from what the actor writes. Use a model of the same "
+            f"family{way_out.format(place=place)}"
         )
     if actor.end != other.end:
-        advice = ", or if it was trained on both: reward_model.tokenizer=FOLDER_OF_MODEL"
+        advice = ", or if it was trained with both: reward_model.tokenizer=FOLDER_OF_MODEL"
         raise ConfigError(
-            f"{name} ({place}) has the end token {other.end!r} and model {actor.end!r}, at which "
-            f"scores are read: use model.end_token={other.end!r}"
-            f"{advice * (name == 'reward_model')}"
+            f"{name} ({place}) has the end token {other.end!r}, but model has {actor.end!r}, where "
+            f"scores are read: use model.end_token={other.end!r}{advice * (name == 'reward_model')}"
         )

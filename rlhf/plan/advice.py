@@ -159,7 +159,7 @@ def describe_idle_options(config: RunConfig) -> Iterator[str]:
         parts = zero.hpz_partition_size
         key = f"zero.hpz_partition_size={parts} on one node"
         if parts == ranks > 1:
-            yield f"{key} has no effect: the {ranks} ranks already hold all weights among them"
+            yield f"{key} has no effect: the {ranks} ranks already hold all weights between them"
         elif parts > 1:
             yield (
                 f"{key} only costs memory, 1/{parts} of the weights on every rank: there is no "

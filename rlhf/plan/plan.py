@@ -75,7 +75,7 @@ class Plan:
         if self.fits and not self.is_roomy:
             remedy = "hardware.on_oom=reduce_micro_batch continues when memory runs out"
             if overrides := "; ".join(self.roomier_overrides):
-                remedy = f"What leaves more room: {overrides}"
+                remedy = f"To free memory: {overrides}"
             sentences.append(
                 f"memory is nearly full ({self.peak_bytes / GIB:.1f} of {self.limit / GIB:.1f} GiB)"
                 f", and runs have taken up to 7 % more than planned. {remedy}"
@@ -375,7 +375,7 @@ def plan_and_configure(
         return Decision(config, None, (reason, *describe_idle_options(config)))
     if config.plan is PlanMode.check and not plan.fits:
         overrides = "; ".join(plan.fitting_overrides)
-        known = f"what fits: {overrides}" if overrides else "the planner knows no change that fits"
+        known = f"what fits: {overrides}" if overrides else "the planner finds no change that fits"
         raise ConfigError(
             f"{plan.misfit_reason}; {known}. plan=only shows the plan, plan=off skips this check"
         )

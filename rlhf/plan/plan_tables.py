@@ -189,7 +189,7 @@ def _plan_caveats(plan: Plan) -> list[str]:
         sizes += ["ppo.steps" if phase is Phase.ppo else f"{phase}.epochs" for phase in phases]
         notes.append(
             "data=synthetic is a toy task with short texts: set data, data.path, "
-            f"{', '.join(sizes)} as in your run before you believe time and price"
+            f"{', '.join(sizes)} as in your run before you trust the time and price"
         )
     if plan.config.lora.rank > 0:
         from rlhf.options.lora.costs import cost_warnings

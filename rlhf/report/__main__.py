@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--html", metavar="FILE", help="also write the comparison as an HTML page")
     parser.add_argument(
-        "--registry", metavar="FOLDER", help="folder whose runs count as tried; default: runs/"
+        "--registry", metavar="FOLDER", help="folder of all settings tried; default: runs/"
     )
     options = parser.parse_args(arguments)
     return run_to_exit_code(lambda: _report_or_compare(options), as_json=options.json)

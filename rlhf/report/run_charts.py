@@ -96,7 +96,7 @@ def describe_scores(run: RunFiles) -> str:
     has_gold_scorer = not kinds and run.config["reward_model.init"] == ModelInit.gold
     if has_gold_scorer or RewardKind.gold in kinds.values():
         return f"{text} PPO is trained on it here, so it shows no exploitation."
-    return f"{text} PPO does not see it: a score that rises while it falls is over-optimisation."
+    return f"{text} PPO does not see it: if the score rises while this falls, PPO over-optimises."
 
 
 def line_or_dots(label: str, points: Sequence[Point]) -> Line:

@@ -186,8 +186,8 @@ def _side_by_side_rows(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, o
 def _calibration_chart(figures: Mapping[str, Any]) -> Chart | None:
     points = [(part["certainty"], part["right"]) for part in figures["calibration"]]
     return line_chart(
-        f"Calibration of the reward model: {figures['accuracy']:.1%} of "
-        f"{figures['pairs']} pairs ranked right",
+        f"Calibration of the reward model: {figures['accuracy']:.1%} of {figures['pairs']} pairs "
+        "ranked correctly",
         [
             Line("share that was right", points, is_joined=False),
             Line("calibrated", [(0.5, 0.5), (1.0, 1.0)]),

@@ -227,5 +227,7 @@ def _parse_scores(content: Any) -> list[float]:
         raise RewardError('the answer is not {"scores": [...]}')
     for row, score in enumerate(content["scores"]):
         if isinstance(score, bool) or not isinstance(score, int | float):
-            raise RewardError(f"score {row} of the answer is {json.dumps(score)[:40]}: no number")
+            raise RewardError(
+                f"score {row} of the answer: {json.dumps(score)[:40]} is not a number"
+            )
     return [float_or_infinity(score) for score in content["scores"]]

@@ -131,7 +131,7 @@ def find_last_number(text: str) -> float | None:
 
 
 def _refuse_nan_and_infinity(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _build_column_rule(part: RewardTerm, matches: Callable[[str, str], bool]) -> ScoreFunction:

@@ -26,9 +26,9 @@ MOST_FILES = 20  # files of data that a card lists
 LIMITS_OF_USE = """\
 - It was trained for research. Nobody has tested it for harmful, false, biased or private output:
   it is not safe to deploy.
-- It learned from the data above only, besides the model that it started from. The data may have
-  rights of others, and its faults become the model's.
-- The results are of held-out examples of the same data. A reward model's score compares answers to
+- It learned from the data above only, besides the model that it started from. Others may hold
+  rights to the data, and its faults become the model's.
+- The results are on held-out examples of the same data. A reward model's score compares answers to
   one prompt; a policy can raise it without better answers."""
 SYNTHETIC = """
 - The data is a generated task about short lists of words. The model can do nothing else."""

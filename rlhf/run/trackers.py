@@ -189,7 +189,7 @@ class Trackers(Tracker):
         """
         for name in sorted(values.keys() - self._logged):
             if problem := describe_undocumented_metric(name):
-                self._say(f"warning: {problem}. It is logged without a meaning")
+                self._say(f"warning: {problem}. It is logged without a description")
         self._logged |= values.keys()
         self._call_each_tracker(lambda tracker: tracker.log(phase, step, values))
         alarms = self._rules.check(phase, step, values)
@@ -384,7 +384,7 @@ def _import_tracker(target: str) -> Callable[[RunConfig, Path], Tracker]:
         tracker = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"tracking.others={target}: {error}; give package.module:NAME of a class that "
-            "PYTHONPATH reaches, and that takes the configuration and the run directory"
+            f"tracking.others={target}: {error}; give package.module:NAME of a class that can be "
+            "imported (PYTHONPATH), and that takes the configuration and the run directory"
         ) from error
     return cast("Callable[[RunConfig, Path], Tracker]", tracker)

@@ -62,7 +62,7 @@ def launch(
     """
     set_up_environment()
     if data is not None and (given := [w for w in words if re.match(r"\+*data(\.path)?=", w)]):
-        raise ConfigError(f"{given[0]}: the rows are given as data=; remove this word")
+        raise ConfigError(f"{given[0]}: the rows are given as data=; remove this override")
     added = [] if data is None else _store_rows(data)
     for name, function in (rewards or {}).items():
         part = f"kind: function, function: '{_name_function(name, function)}', run_code: true"
@@ -103,23 +103,22 @@ def _name_function(name: str, function: Reward) -> str:
     module, own = function.__module__, getattr(function, "__qualname__", "")
     if not re.fullmatch(r"\w+", own) or getattr(function, "__closure__", None):
         raise ConfigError(
-            f"rewards[{name!r}]: {own or function} must be a function that def defines outside of "
-            "other functions and classes"
+            f"rewards[{name!r}]: {own or function} must be a top-level function defined with def"
         )
     if module != "__main__" and find_spec(module) is not None:
         return f"{module}:{own}"
     if outside := set(_global_names(function.__code__)) - vars(builtins).keys():
         raise ConfigError(
-            f"rewards[{name!r}]: {own} uses {', '.join(sorted(outside))} of the program around it, "
-            "and only its own text is stored. Define or import inside of it, or import the "
+            f"rewards[{name!r}]: {own} uses {', '.join(sorted(outside))} from outside, but only "
+            "its own source is stored. Define or import them inside the function, or import the "
             "function from a module"
         )
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError as error:
         raise ConfigError(
-            f"rewards[{name!r}]: the text of {own} is not known ({error}); write it to a file, "
-            "and import it"
+            f"rewards[{name!r}]: the source code of {own} is not available ({error}); write it to "
+            "a file, and import it"
         ) from error
     return f"{'.'.join(_store_text(own, text, '.py').with_suffix('').parts)}:{own}"
 

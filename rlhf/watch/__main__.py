@@ -168,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     if options.beside and (options.terminal or options.json):
-        parser.error("--beside draws curves on the page, so it excludes --terminal and --json")
+        parser.error("--beside draws curves on the page: give no --terminal or --json with it")
     with suppress(KeyboardInterrupt):
         return run_to_exit_code(lambda: _watch(options), as_json=options.json)
     return 0

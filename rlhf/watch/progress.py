@@ -186,7 +186,7 @@ class RunProgress:
         if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
             return RunState("running", f"running, {last_sign}")
         if is_alive:
-            return RunState("silent", f"may hang: a step takes {late:.2g} s, {last_sign}")
+            return RunState("silent", f"may be hanging: a step takes {late:.2g} s, {last_sign}")
         advice = name_commands(f"python launch.py resume={self.folder} continues the run")
         if is_alive is False:
             return RunState("ended", f"stopped, {last_sign}; {advice}")

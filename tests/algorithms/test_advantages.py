@@ -52,7 +52,7 @@ def test_rewards_by_hand() -> None:
 @pytest.mark.parametrize("estimator", [rloo_advantages, grpo_advantages])
 @pytest.mark.parametrize("group_size", [3, 1, 0])
 def test_rows_must_make_groups(estimator: Callable[..., Advantages], group_size: int) -> None:
-    message = f"4 rows do not make groups of {group_size}; a group has 2 or more"
+    message = f"4 rows do not divide into groups of {group_size}, of 2 or more"
     with pytest.raises(ValueError, match=message):
         estimator(torch.zeros(4, 3), keep_of([2, 1, 3, 1], 3), group_size=group_size)
 

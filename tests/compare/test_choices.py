@@ -71,7 +71,7 @@ def test_two_models_of_a_file_of_answers(tmp_path: Path) -> None:
     assert read_models_of_file(path, ()) == (sft, ppo)
     assert read_models_of_file(path, ("ppo", "sft")) == (ppo, sft)
     for names in (("ppo",), ("ppo", "dpo"), ("ppo", "ppo")):
-        with pytest.raises(ConfigError, match="has answers of sft, ppo: name two of these"):
+        with pytest.raises(ConfigError, match="has answers from sft, ppo: name two of these"):
             read_models_of_file(path, names)
 
 
@@ -101,7 +101,7 @@ def test_rows_of_others_in_the_file_stay_and_do_not_count(file: PreferenceFile) 
     assert path.read_text().startswith(ours)
     assert len(list(file.read_choices())) == 1
     path.write_text('{"prompt": "p"')
-    with pytest.raises(ConfigError, match=r"p\.jsonl ends within a line: complete or remove"):
+    with pytest.raises(ConfigError, match=r"p\.jsonl ends in the middle of a line: complete"):
         PreferenceFile(path)
 
 
@@ -160,11 +160,11 @@ def test_choices_are_counted_for_a_program(
         ([], "no runs/latest in this folder; name the directory of a run, or start one with rlhf"),
         (["{run}", "--answers", "a.jsonl"], "name either RUN_DIR or --answers FILE"),
         (["{run}/.."], "is not the directory of a run: it has no config.yaml"),
-        (["{run}", "--against", "{run}"], "must be another run than"),
+        (["{run}", "--against", "{run}"], "must be a different run from"),
         (["{unfinished}"], "has no answers after a step of PPO"),
-        (["{same}"], "have no prompt in common with different answers"),
+        (["{same}"], "share no prompt that they answered differently"),
         (["--answers", "{run}/samples.csv"], "no such file or folder"),
-        (["--answers", "{run}/samples.jsonl", "--models", "x", "y"], "answers of actor, actor_ema"),
+        (["--answers", "{run}/samples.jsonl", "--models", "x", "y"], "from actor, actor_ema"),
         (["--answers", "{run}/bad.jsonl"], "bad.jsonl, row 1: column 'response' holds a value of"),
     ],
 )

@@ -229,7 +229,7 @@ def test_no_command_sends_a_variable_that_a_run_names(
         with pytest.raises(ConfigError) as caught:
             complete_config(Job(compose(words), words, resume=resume))
         said = str(caught.value)
-    assert "(rewards.h.token_variable, rewards.h.url), which is used only if" in said
+    assert "(rewards.h.token_variable, rewards.h.url), which need your consent" in said
     assert f"then add {fix}" in said
 
 

@@ -154,7 +154,7 @@ def test_resume_adds_steps_only_if_the_steps_before_stay(
             "+model.architecture.rope_theta=10",
             "the run was started with model.architecture.rope_theta=null, which resume cannot",
         ),
-        ("rollout=hf", "rollout=hf from_run=runs/latest and the words of runs/latest/command.txt"),
+        ("rollout=hf", "rollout=hf from_run=runs/latest and the overrides in runs/latest/com"),
         ("sft.lr=1", "start a new run without resume"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_configuration_is_brought_up_to_date_in_words() -> None:
         1: {2: 3},
     }
     assert changes.describe() == (
-        "of 0.1.0: 3 keys filled in as they were, ppo.loss=old is now ppo.loss=new, "
+        "of 0.1.0: 3 keys set to their former behavior, ppo.loss=old is now ppo.loss=new, "
         "parts.NAME.was is now parts.NAME.is, dpo.gone=2 is gone: use dpo, "
         "dpo.loss=kto is gone: use marks, alarms.stop=odd is gone: use even, "
         "alarms.stop=old is gone: use new, parts.NAME.gone=1 is gone: drop it"
@@ -205,7 +205,7 @@ def test_only_a_run_that_uses_removed_keys_cannot_continue(
     assert config.fused_layers == "none", "as it was, not the default"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{plain / FROZEN}, of 0.1.0: ")
-    assert line.endswith(" keys filled in as they were")
+    assert line.endswith(" keys set to their former behavior")
     assert read_frozen_keys(plain)["fused_layers"] == "none"
 
     changed = older(compose, tmp_path / "changed", ppo__proximal_policy="interpolated")

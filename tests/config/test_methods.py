@@ -85,7 +85,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     ("value", "reason"),
     [
         ("no_such_package:Method", "No module named 'no_such_package'"),
-        ("NoMethod", "is no subclass of rlhf.methods.Method"),
+        ("NoMethod", "is not a subclass of rlhf.methods.Method"),
         ("OtherName", "name='other', and not the entry point's name"),
         ("OtherGroup", "keys has the group model; use data, reward, "),
         ("NoDefault", "'size'"),

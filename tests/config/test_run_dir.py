@@ -192,7 +192,7 @@ def test_a_second_process_is_refused_and_the_next_is_not(
     try:
         while not (tmp_path / "holds").exists():
             time.sleep(0.01)
-        running = rf"{tmp_path}: process {holder} on .* runs this run"
+        running = rf"{tmp_path}: process {holder} on .* is running this run"
         with pytest.raises(CheckpointError, match=running), lock_run_dir(tmp_path, said.append):
             pytest.fail("two processes in one run")
     finally:

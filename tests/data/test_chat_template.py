@@ -151,10 +151,10 @@ def test_a_sequence_begins_with_the_ids_that_a_rollout_is_given() -> None:
     ("template", "prompt", "message"),
     [
         (None, ONE, r"no chat_template; use data\.template=plain"),
-        (THINKS_FIRST, ONE, "prompt begins a thought, and the answer has none"),
+        (THINKS_FIRST, ONE, "prompt opens a reasoning block, but the answer has none"),
         (DROPS_ANSWER, ONE, "drops the response"),
         (NO_SYSTEM, MANY, r"fails on messages of system, user.*no system turns"),
-        (CHATML.replace("s %}", "s if m.role != 'system' %}", 1), MANY, "turn of the role system"),
+        (CHATML.replace("s %}", "s if m.role != 'system' %}", 1), MANY, "with the role system"),
         (CHATML + "{{ 1 + 'a' }}", ONE, "fails on messages of user"),
         (CHATML + "{{ 1 / 0 }}", ONE, "fails on messages of user.*ZeroDivision"),
         (CHATML + "{{ messages[0].content.x.y() }}", ONE, "fails on messages of user"),
@@ -180,7 +180,7 @@ def test_a_response_that_the_template_drops_is_refused(before: str) -> None:
     chat, asked = ChatTemplate(with_template(cut)), Asked((Message("user", "say kiwi"),))
     _, answer = chat.render_piece(asked, Message("assistant", "kiwi"))
     assert answer == before + "kiwi<|im_end|>"
-    for answer, what in (("<think>hm</think>kiwi", "thought"), ("</think>", "response")):
+    for answer, what in (("<think>hm</think>kiwi", "reasoning"), ("</think>", "response")):
         with pytest.raises(DataError, match=f"drops the {what}"):
             chat.render_piece(asked, Message("assistant", answer))
 

@@ -165,8 +165,8 @@ def test_columns_that_make_no_example_are_refused(columns: str, message: str) ->
         ("回答", r"=回答: not a .* Put names .* in double quotes"),
         ("", r"=: not a JMESPath expression"),
         ("(" * 900, r"=\(+: not a JMESPath expression \(RecursionError"),
-        (".".join(["a"] * 4000), r": has 7,999 characters, and may have 1,000"),
-        ("a[?b > `" + "9" * 5000 + "`]", r": has 5,010 characters, and may have 1,000"),
+        (".".join(["a"] * 4000), r": has 7,999 characters; the limit is 1,000"),
+        ("a[?b > `" + "9" * 5000 + "`]", r": has 5,010 characters; the limit is 1,000"),
         ("humans(a)", r"=humans\(a\): no function humans; choose one of abs, after, avg, .* pick"),
     ],
 )

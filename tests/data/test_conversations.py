@@ -122,8 +122,8 @@ def test_every_answer_is_learned_once(tokenizer) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["sft.train_on=last"], "learns 7 of 22 answers of 7 conversations"),
-        (["sft.loss_on=all"], "learns 7 of 22 answers of 7 conversations"),
+        (["sft.train_on=last"], "learns 7 of 22 answers in 7 conversations"),
+        (["sft.loss_on=all"], "learns 7 of 22 answers in 7 conversations"),
     ],
 )
 def test_the_line_of_the_data_counts_answers(compose, tmp_path, words, line: str) -> None:
@@ -196,7 +196,7 @@ def test_only_good_responses_are_learned(tokenizer) -> None:
     assert columns["row"] == [0, 1]
     counts = {reason: count for reason, count in left_out.items() if count}
     assert list(counts.values()) == [1, 2]
-    assert list(counts) == ["response marked as bad", "response with a score, not a mark"]
+    assert list(counts) == ["response marked as bad", "response with a score, not a good/bad label"]
 
 
 def test_a_thought_of_a_pair_is_counted_and_that_of_a_completion_learned(tokenizer) -> None:

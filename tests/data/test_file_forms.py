@@ -183,7 +183,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "a", "text": "b"}\n', r"a\.jsonl, row 1: .*'text' twice"),
     ("a.jsonl", '{"prompt": "\xe4"}'.encode("latin-1"), "not UTF-8 text"),
     *(
-        (f"a.{kind}", LFS, rf"a\.{kind}: is a pointer of Git LFS, not the file: run `git lfs pull`")
+        (f"a.{kind}", LFS, rf"a\.{kind}: is a Git LFS pointer, not the file: run `git lfs pull`")
         for kind in ("jsonl", "json", "csv", "parquet", "jsonl.gz")
     ),
     ("a.json", "", r"a\.json: empty"),

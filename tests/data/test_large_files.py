@@ -131,7 +131,7 @@ LATE_DOUBTS: dict[str, tuple[Rows, str]] = {
         [row | {"ok": n < 60} for n, row in enumerate(PROMPTS)],
         "'ok' (True, False) may say",
     ),
-    "a text": ([{"messages": SAID if n < 60 else "a"} for n in range(90)], "'messages' is no list"),
+    "a text": ([{"messages": SAID if n < 60 else "a"} for n in range(90)], "is not a list of"),
     "a side": ([r | {"s": "train test x".split()[n // 30]} for n, r in enumerate(PROMPTS)], "'s'"),
 }
 

@@ -162,9 +162,7 @@ def test_rewards_read_columns_and_their_fields() -> None:
     keep = {"answer": key, "reward_model.ground_truth": key}
     (record,) = to_records([Row("f", 1, row)], source="f", keep=keep).records  # 20, 21
     assert record.columns == {"answer": "#### 42", "reward_model.ground_truth": "42"}
-    with pytest.raises(
-        DataError, match=r"row 1: column 'reward_model\.x' is missing, which rewards"
-    ):
+    with pytest.raises(DataError, match=r"row 1: column 'reward_model\.x' is missing; rewards"):
         to_records([Row("f", 1, row)], source="f", keep={"reward_model.x": key})
     marked = {"prompt": "Hi", "completion": "Yes", "label": "42"}  # a reward reads it: no grade
     (record,) = to_records([Row("f", 1, marked)], source="f", keep={"label": key}).records

@@ -58,7 +58,7 @@ def test_only_data_of_the_reward_phase_needs_its_columns(tmp_path: Path) -> None
     first, second = load_datasets(config, seed=1, keep=keep)
     assert first.train[0].columns == {"strength": 2}
     assert not second.train[0].columns
-    with pytest.raises(DataError, match=r"'level' is missing, which reward\.margin_column"):
+    with pytest.raises(DataError, match=r"'level' is missing; reward\.margin_column"):
         load_datasets(config, seed=1, keep={"level": "reward.margin_column"})
 
 
@@ -71,7 +71,7 @@ def test_groups_are_read_by_name_and_others_refused(tmp_path: Path) -> None:
     }
     assert read_pair_groups(None) == {}
     for row, message in (
-        (pair("a"), "'group' is missing, which reward.groups_path names"),
+        (pair("a"), "'group' is missing; reward.groups_path names"),
         ({"prompt": "a:", "completion": " b", "group": "x"}, "reward.groups_path needs pairs"),
     ):
         with pytest.raises(DataError, match=message):

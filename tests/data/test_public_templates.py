@@ -19,10 +19,10 @@ FOLDER = Path(str(distribution("trl").locate_file("trl/chat_templates")))
 END = "<|im_end|>"
 TALKS_WITHOUT_THOUGHT = "one two five system five_system"
 # What is begun by the prompt, or counted under a reason; all other conversations are equal.
-DROPPED = {"drops the thought of an answer": "thoughts"}
+DROPPED = {"drops the reasoning of answers": "thoughts"}
 NO_TOOLS = {"does not show tools": "tools"}
 OTHER_END = {"ends it differently from other responses": "tools"}
-BEGUN = {"begins a thought, and the answer has none": TALKS_WITHOUT_THOUGHT}
+BEGUN = {"opens a reasoning block, but the answer has none": TALKS_WITHOUT_THOUGHT}
 OUTCOMES: list[tuple[dict[str, str], str]] = [
     (
         {},
@@ -50,7 +50,7 @@ OUTCOMES: list[tuple[dict[str, str], str]] = [
         "gptoss_training",
     ),
     (
-        {"begins a thought, and the answer has none": f"{TALKS_WITHOUT_THOUGHT} tools"},
+        {"opens a reasoning block, but the answer has none": f"{TALKS_WITHOUT_THOUGHT} tools"},
         "nemotron_3_5_lightning nemotron_3_5_lightning_training nemotron_3_nano "
         "nemotron_3_nano_training nemotron_3_super nemotron_3_super_training nemotron_3_ultra "
         "nemotron_3_ultra_training",

@@ -204,11 +204,11 @@ def test_a_cache_that_cannot_be_trusted_is_made_anew(
     (path,) = folder.glob(name) if name else [folder]
     damage(path)
     assert read_again() == sound
-    (line,) = (each for each in capfd.readouterr().err.splitlines() if "made anew" in each)
-    assert line.startswith(f"data.cache_dir={tmp_path}: the token ids in {folder} are made anew: ")
+    (line,) = (each for each in capfd.readouterr().err.splitlines() if "recomputed" in each)
+    assert line.startswith(f"data.cache_dir={tmp_path}: the token ids in {folder} are recomputed: ")
     assert reason in line
     assert read_again() == sound
-    assert "made anew" not in capfd.readouterr().err, "the new cache is sound"
+    assert "recomputed" not in capfd.readouterr().err, "the new cache is sound"
 
 
 def test_a_cache_that_cannot_be_used_is_refused(tokenizer, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_cache_that_cannot_be_used_is_refused(tokenizer, tmp_path: Path) -> No
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for name, problem in (
-        ("open", ".*another user owns or can write it; run chown"),
+        ("open", ".*another user owns it, or can write to it; chown"),
         ("file", "cannot be used"),
     ):
         place = tmp_path / name
@@ -233,4 +233,4 @@ def test_a_cache_is_trusted_whatever_the_umask(
             read(PhaseData([PAIR], []), Phase.sft, tokenizer, tmp_path / "a" / "cache")
     finally:
         os.umask(before)
-    assert "made anew" not in capfd.readouterr().err
+    assert "recomputed" not in capfd.readouterr().err

@@ -73,8 +73,8 @@ def test_a_gpu_without_kernels_is_refused(gpu: Gpu) -> None:
     with pytest.raises(CapabilityError) as refused:
         check_gpus(1)
     assert str(refused.value) == (
-        "hardware.device=cuda: Tesla V100-SXM2-32GB (sm_70) is none of the GPUs that this torch "
-        "has kernels for (sm_75, sm_80, sm_86, sm_90, sm_100, sm_120); install a build of torch "
+        "hardware.device=cuda: Tesla V100-SXM2-32GB (sm_70) is not a GPU that this build of torch "
+        "supports (sm_75, sm_80, sm_86, sm_90, sm_100, sm_120); install a build of torch "
         "for CUDA 12.6, which has them for older GPUs, or use hardware=cpu"
     )
 
@@ -101,7 +101,7 @@ def test_kernels_run_on_their_own_generation(
     if has:
         check_gpus(1)
     else:
-        with pytest.raises(CapabilityError, match="has kernels for"):
+        with pytest.raises(CapabilityError, match="is not a GPU that this build"):
             check_gpus(1)
 
 
@@ -120,7 +120,7 @@ def test_the_driver_is_read(tmp_path) -> None:
         ("13.0", None, "check nvidia-smi and CUDA_VISIBLE_DEVICES"),
         (
             *("13.0", "535.104.05"),
-            "update the NVIDIA driver 535.104.05 to 580 or newer, which CUDA 13.0 of this torch "
+            "update the NVIDIA driver 535.104.05 to 580 or newer, which this torch (CUDA 13.0) "
             "needs; or install a torch for an older CUDA",
         ),
     ],

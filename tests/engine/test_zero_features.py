@@ -177,7 +177,7 @@ def test_gradients_on_nvme_start_at_whole_blocks(
         optimizer_swapper=SimpleNamespace(is_swappable_tensor=lambda *, numel: numel > 1000),
         grad_position={0: [0, 0, 10**6], 1: [0, start, size]},
     )
-    expected = pytest.raises(CapabilityError, match=f"start {4 * start % 512} bytes inside")
+    expected = pytest.raises(CapabilityError, match=f"start {4 * start % 512} bytes into")
     with expected if is_refused else nullcontext():
         require_aligned_nvme_gradients(optimizer)
 

@@ -74,7 +74,7 @@ def test_the_end_of_a_part_is_a_row(name: str, figures: list[str], tmp_path: Pat
 def test_a_part_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     rows = planted("hangs", tmp_path, seconds=2.5)
     assert [row.verdict for row in rows] == [RowVerdict.passed, RowVerdict.failed]
-    assert rows[1].figure.startswith("no end in 0.0 minutes, so it was killed; see ")
+    assert rows[1].figure.startswith("not finished after 0.0 minutes, so it was killed; see ")
     child = int((tmp_path / "hangs" / "child").read_text())
     wait_for(lambda: not is_there(child), seconds=5)
 

@@ -73,8 +73,8 @@ OTHER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     [
         (CHATML, CHATML, 0, ""),
         (CHATML, None, 0, ""),
-        (CHATML, OTHER, 0, "another chat template"),
-        (None, OTHER, 0, "another chat template"),
+        (CHATML, OTHER, 0, "different chat template"),
+        (None, OTHER, 0, "different chat template"),
         (CHATML, CHATML, 1, "pads with the end token"),
     ],
 )
@@ -92,7 +92,7 @@ def test_what_a_reward_model_from_elsewhere_reads_otherwise_is_printed(
     assert all(said in line for line in lines)
     assert not describe_reward_model(chosen(compose, *words, "phase=pipeline"))
     plain = describe_reward_model(chosen(compose, *words, "data.template=plain"))
-    assert any("another chat template" in line for line in plain) == (theirs is not None)
+    assert any("different chat template" in line for line in plain) == (theirs is not None)
 
 
 @pytest.mark.parametrize(

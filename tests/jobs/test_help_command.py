@@ -127,7 +127,7 @@ def test_without_help_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> 
         ("ppo.kl_ctl experiment=grpo", "ppo.kl_ctl = 0.25  (a number, 0 or more; "),
         ("sweep=clip_range", "sweep=clip_range  Does the clip range matter"),
         ("data=local data.split", "data.split = [2.0,4.0,4.0]  "),
-        ("objective/kl", "objective/kl of another program is here:\nppo/kl_to_reference  ("),
+        ("objective/kl", "objective/kl of another program is called here:\nppo/kl_to_reference  ("),
     ],
 )
 def test_what_is_typed_alone_is_explained(

@@ -165,8 +165,8 @@ def begin(
 def test_jobs_are_added_to_a_sweep_by_the_same_words_only(tmp_path: Path) -> None:
     assert begin(tmp_path, "a=1,2", "b=3") == ["a=1 b=3", "a=2 b=3"]
     assert begin(tmp_path, "b=3", "a=1,2,4")[2] == "b=3 a=4"
-    said = rf"^hydra\.sweep\.dir={tmp_path}: it has jobs with a b=3, and this command has a b=4; "
-    with pytest.raises(ConfigError, match=said + "repeat the other words and give more values"):
+    said = rf"^hydra\.sweep\.dir={tmp_path}: its jobs have a b=3, but this command has a b=4; "
+    with pytest.raises(ConfigError, match=said + "repeat the overrides and only add values"):
         begin(tmp_path, "a=5,6", "b=4")
     assert json.loads((tmp_path / "sweep.json").read_text()) == {"words": ["a", "b=3"]}
 

@@ -204,13 +204,13 @@ BAD: dict[str, tuple[Change, str]] = {
     "missing": (lambda all_: all_.pop("metrics.jsonl"), "bundle.json does not match"),
     "one more": (lambda all_: all_.update({"x.json": b"{}"}), "bundle.json does not match"),
     "no time": (lambda all_: told(all_, started=1e50), "bundle.json does not match"),
-    "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is no file of a run"),
-    "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is no file of a run"),
-    "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is no file"),
-    "code": (lambda all_: listed(all_, "sitecustomize.py"), "is no file of a run"),
-    "hidden": (lambda all_: listed(all_, ".netrc.json"), "is no file of a run"),
-    "line end": (lambda all_: listed(all_, "a.json\n"), "is no file of a run"),
-    "weights": (lambda all_: listed(all_, "ppo/actor/model.safetensors"), "is no file of a run"),
+    "traversal": (lambda all_: listed(all_, "../evil.json"), "'../evil.json' is not a file that"),
+    "inner": (lambda all_: listed(all_, "ppo/../../evil.json"), "is not a file that"),
+    "absolute": (lambda all_: listed(all_, "/tmp/evil.json"), "'/tmp/evil.json' is not a file"),
+    "code": (lambda all_: listed(all_, "sitecustomize.py"), "is not a file that"),
+    "hidden": (lambda all_: listed(all_, ".netrc.json"), "is not a file that"),
+    "line end": (lambda all_: listed(all_, "a.json\n"), "is not a file that"),
+    "weights": (lambda all_: listed(all_, "ppo/actor/model.safetensors"), "is not a file that"),
 }
 
 
@@ -313,7 +313,7 @@ def test_no_flipped_byte_is_unpacked(bundled: Path, tmp_path: Path) -> None:
 def test_what_exists_is_not_replaced(bundled: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "run").mkdir()
     assert bundle.main(["import", str(bundled), str(tmp_path / "run")]) == 2
-    assert "it exists; name another folder" in capsys.readouterr().err
+    assert "it exists; give another folder" in capsys.readouterr().err
     assert not any((tmp_path / "run").iterdir())
     assert runs(["import", "a.zip"]) == 2
     assert "use python -m rlhf_lab.bundle import of rlhf-lab" in capsys.readouterr().err

@@ -304,7 +304,7 @@ def test_no_file_outside_of_a_run_is_read(
     found = {each["check"]: each for each in read_document("verify", captured.out)["checks"]}
     assert "is missing" in str(found["files"]["findings"])
     for check in ("inputs", "command", "leaks"):
-        assert "(inputs.json), which is used only if" in str(found[check]["findings"])
+        assert "(inputs.json), which need your consent" in str(found[check]["findings"])
 
 
 def test_a_command_of_others_reads_no_variable(
@@ -317,7 +317,7 @@ def test_a_command_of_others_reads_no_variable(
     assert verify.main([str(run), "--replay", "none"]) == 1
     captured = capsys.readouterr()
     assert "the value of mine" not in captured.out + captured.err
-    assert "command.txt), which is used only if" in captured.out
+    assert "command.txt), which need your consent" in captured.out
 
 
 def test_a_result_without_a_phase_is_refused(run: Path) -> None:

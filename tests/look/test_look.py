@@ -57,7 +57,7 @@ def test_the_look_names_what_is_wrong_with_a_folder(look: Look, tmp_path: Path) 
     )
     assert "data: 45 examples: sft 9 (2 held out)" in said
     assert "The chosen response is the shorter one in 40 of 40 pairs" in said
-    assert "5 prompts stand on both sides of the data's own split" in said
+    assert "5 prompts are on both sides of the data's own split" in said
     assert "(train.jsonl, row 36 and val.jsonl, row 1; row 37 and val.jsonl, row 2;" in said
 
 
@@ -139,7 +139,7 @@ def test_prompts_beside_other_conversations_are_counted(look: Look, tmp_path: Pa
     rows[4] |= {"prompt": said("uBye")}
     file = write(tmp_path / "b.json", rows)
     lines = look(file).splitlines()
-    fault = "2 rows whose prompt is not in the conversation of chosen, which is read instead"
+    fault = "2 rows whose prompt is not in the conversation of chosen, which is used instead"
     assert lines[0].endswith(f"; to check: {fault} (first: {file}, row 4)")
     assert f"  - Of {file}, {fault} (b.json, row 4; row 5)" in lines
 
@@ -207,8 +207,8 @@ def test_every_answer_of_a_conversation_is_marked_and_measured(look: Look, tmp_p
     file = write(tmp_path / "a.jsonl", rows)
     said = look(file, "phase.order=[sft,ppo]", "rewards.a={kind: length, most: 9}")
     assert "Assistant:[[ 1 " in said
-    assert "learns 40 answers of 20 conversations" in said
-    assert "20 of 40 answers of the data are longer than rollout.max_response_tokens=32" in said
+    assert "learns 40 answers in 20 conversations" in said
+    assert "20 of 40 the data's own answers are longer than rollout.max_response_tokens=32" in said
     assert "(a.jsonl, row 1; row 2; row 3; row 4; row 5; and 15 more)" in said
 
 
@@ -272,7 +272,7 @@ def test_examples_that_no_phase_can_use_are_refused_as_by_a_run(look: Look, tmp_
     rows = [{"prompt": f"Q {n}?", "completion": "Yes", "label": n % 5} for n in range(60)]
     said = look(write(tmp_path / "scores.jsonl", rows), *words)
     assert "would be refused: data: the sft phase has 0 examples to train on" in said
-    assert "Scores become marks in data.sets.NAME.columns" in said
+    assert "Turn scores into good/bad labels in data.sets.NAME.columns" in said
     marked = [row | {"label": n % 2, "note": "ab"[n % 2]} for n, row in enumerate(rows)]
     said = look(write(tmp_path / "marks.jsonl", marked), *words)
     assert "refused" not in said

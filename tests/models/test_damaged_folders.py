@@ -150,8 +150,8 @@ def test_a_config_that_describes_another_model_is_refused(damage: str, folder: P
     ("family", "fields", "reason"),
     [
         ("qwen3", {"layer_types": ["sliding_attention"] * 2}, "sliding_window|NoneType"),
-        ("gemma", {"use_bidirectional_attention": True}, "depends on the token after it"),
-        ("llama", {"rms_norm_eps": -10.0}, "is not a number"),
+        ("gemma", {"use_bidirectional_attention": True}, "depend on later tokens"),
+        ("llama", {"rms_norm_eps": -10.0}, "or are NaN"),
         ("starcoder2", {"num_key_value_heads": 3, "num_attention_heads": 4}, "size|shape"),
         ("llama", {"num_hidden_layers": 2**40}, "must be 1000 or less"),
     ],

@@ -104,9 +104,9 @@ REFUSED: list[tuple[float, Make, Make, list[str]]] = [
     (54.1, make_gguf, build, ["does not hold a model", "safetensors"]),
     (54.2, make_deepspeed_checkpoint, build, ["does not hold a model"]),
     (54.3, make_trainer_output, build, ["does not hold a model"]),
-    (47, lfs_pointer(WEIGHTS), build, [f"({WEIGHTS} is a pointer of", "`git lfs pull`"]),
-    (47.1, lfs_pointer("tokenizer.json"), words_of, ["(tokenizer.json is a poi", "`git lfs pull`"]),
-    (47.2, lfs_pointer("config.json"), build, ["(config.json is a pointer of", "`git lfs pull`"]),
+    (47, lfs_pointer(WEIGHTS), build, [f"({WEIGHTS} is a Git LFS", "`git lfs pull`"]),
+    (47.1, lfs_pointer("tokenizer.json"), words_of, ["(tokenizer.json is a Git", "`git lfs pull`"]),
+    (47.2, lfs_pointer("config.json"), build, ["(config.json is a Git LFS", "`git lfs pull`"]),
 ]
 
 

@@ -124,7 +124,7 @@ OTHERS = {  # a change of the reward model's tokenizer, or of its end token, and
     "another end": (
         lambda _: None,
         "<|pad|>",
-        r"'<\|pad\|>' and model '<\|end\|>'.* model\.end_token=.* reward_model\.tokenizer=",
+        r"'<\|pad\|>', but model has '<\|end\|>'.* model\.end_token=.* reward_model\.tokenizer=",
     ),
 }
 

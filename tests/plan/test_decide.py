@@ -35,7 +35,7 @@ def test_check_refuses_with_figures_and_ways_out(compose: Compose) -> None:
 
 
 def test_check_says_where_nothing_helps(compose: Compose) -> None:
-    with pytest.raises(ConfigError, match="the planner knows no change that fits"):
+    with pytest.raises(ConfigError, match="the planner finds no change that fits"):
         plan_and_configure(run_of(compose, "hardware.memory_gib=0.1"))
 
 

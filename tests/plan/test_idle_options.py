@@ -33,7 +33,7 @@ def test_zeropp_on_one_node(compose: Compose) -> None:
     (found,) = describe_idle_options(
         changed(part, hardware={"ranks_per_node": 2}, zero={"hpz_partition_size": 2})
     )
-    assert found.endswith("has no effect: the 2 ranks already hold all weights among them")
+    assert found.endswith("has no effect: the 2 ranks already hold all weights between them")
 
 
 def test_frozen_weights_need_a_model_under_adapters(compose: Compose) -> None:

@@ -32,7 +32,7 @@ def test_a_plan_with_little_room_names_what_makes_room(compose: Compose) -> None
     assert plan.fits
     (warning,) = plan.warnings
     assert warning.startswith("memory is nearly full (")
-    way = warning.partition("What leaves more room: ")[2].partition(" (")[0]
+    way = warning.partition("To free memory: ")[2].partition(" (")[0]
     roomier = plan_run(run_of(compose, *words, *way.split()))
     assert roomier.is_roomy
     assert roomier.warnings == ()

@@ -346,7 +346,7 @@ def test_over_optimisation_is_explained_by_the_gold_score_only_if_there_is_one(
             line["ppo/eval_gold"] = 0.5
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run_dir).read_text()
-    assert ("falls is over-optimisation" in page) == has_gold
+    assert ("PPO over-optimises" in page) == has_gold
     assert ("Gold, 0 to 1: by a rule that knows" in page) == has_gold
     assert ("Only the samples show" in page) != has_gold
 

@@ -9,8 +9,8 @@ from rlhf.report.run_charts import ReportPart
 
 TEXT = (
     "ppo: rewards.{name} (kind=bias) corrupts the score on purpose from step {onset} on, so the "
-    "score is no measure of quality; read the gold score or a judge, and use the model for nothing "
-    "else"
+    "score does not measure quality; read the gold score or a judge, and use the model for "
+    "nothing else"
 )
 
 

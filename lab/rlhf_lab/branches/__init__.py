@@ -139,6 +139,6 @@ class Branches(Method):
 
 def _too_many_message(key_name: str, branches: int, rows: int) -> str:
     return (
-        f"{key_name}={branches}: a rank samples the branches of a state together, and at most as "
-        f"many as responses of a rollout; use at most {rows}"
+        f"{key_name}={branches}: a rank samples a state's branches in one batch, which has at most "
+        f"as many rows as its share of a rollout; use at most {rows}"
     )

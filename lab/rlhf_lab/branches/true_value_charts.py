@@ -17,7 +17,7 @@ BINS = 5  # number of equal parts of a response in charts by place
 MOST_STATES = 300  # most dots in a chart
 TITLES = {
     "error": "Squared error of values",
-    "ranking": "Alternative steps ranked right",
+    "ranking": "Alternative steps ranked correctly",
     "slope": "Slope of true values over values",
     "explained_variance": "Explained variance of true values",
 }
@@ -44,7 +44,7 @@ class TrueValueCharts(ReportPart):
 
 def build_true_value_section(rows: Sequence[Mapping[str, Any]]) -> ChartSection:
     """Return the section with charts of ``rows``, the lines of critic.jsonl."""
-    title, parts = "Critic beside true values", _split_into_halves(rows)
+    title, parts = "Critic vs. true values", _split_into_halves(rows)
     if not parts:
         return ChartSection(title, [])
     over_values = _build_value_chart(*list(parts.items())[-1])
@@ -76,7 +76,7 @@ def _build_value_chart(label: str, states: Sequence[CriticState]) -> Chart | Non
     diagonal = [(value, value) for value in (min(points)[0], max(points)[0])]
     dots = Line("states, 95 % intervals", points, halves, is_joined=False)
     lines = [dots, Line("exact", diagonal)]
-    return line_chart(f"True values over the critic's values, {label}", lines, x_label="value")
+    return line_chart(f"True values against the critic's values, {label}", lines, x_label="value")
 
 
 def _build_place_chart(
@@ -102,7 +102,7 @@ def _build_place_chart(
     return line_chart(
         TITLES[name],
         lines,
-        x_label="place in the response",
+        x_label="position in the response",
         x_ticks=ticks,
         unit="" if info.unit == "1" else info.unit,
         healthy=info.healthy_range,

@@ -62,9 +62,8 @@ class Distillation(Method):
             "trunk, so it cannot be a teacher; set ppo.shared_trunk=false, or remove the teacher": (
                 keys.setting != "" and config.ppo.shared_trunk
             ),
-            f"{COLUMN}={column}: data=synthetic has no column {column}; it has answer": (
-                column not in (None, "answer") and config.data.source is Source.synthetic
-            ),
+            f"{COLUMN}={column}: data=synthetic has no column {column}; its only column is "
+            "answer": (column not in (None, "answer") and config.data.source is Source.synthetic),
         }
         if Phase.ppo in config.phase.order:
             refuse_broken_rule(broken)

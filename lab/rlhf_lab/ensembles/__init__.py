@@ -116,8 +116,8 @@ class Ensembles(Method):
             ),
             ": this run has no reward model, only rules or a judge; set reward.members=1, or add "
             "rewards.model={kind: model}": not has_reward_model(config),
-            f" with checkpoint.best={best}: the further members learn after the first, and no "
-            "earlier step has all of them; set checkpoint.best=null": (
+            f" with checkpoint.best={best}: the other members are trained after the first, so "
+            "earlier checkpoints lack them; set checkpoint.best=null": (
                 (best or "").startswith("reward/")
             ),
             f" with reward.loss={loss} on single responses: members learn from pairs; set "

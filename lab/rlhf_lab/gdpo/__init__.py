@@ -44,11 +44,11 @@ class Gdpo(Method):
         counted = [name for name, part in config.rewards.items() if part.weight != 0]
         normalised = [name for name in counted if config.rewards[name].normalise]
         broken = {
-            f"ppo.advantage_estimator={ppo.advantage_estimator} scales or weighs the normalised "
+            f"ppo.advantage_estimator={ppo.advantage_estimator} scales or weights the normalised "
             "sums again; use ppo.advantage_estimator=dr_grpo, which only subtracts a mean of 0": (
                 ppo.advantage_estimator is not AdvantageEstimator.dr_grpo
             ),
-            f"{len(counted)} rewards with a weight: there is no sum of rewards; use 2 or more, or "
+            f"{len(counted)} rewards with a weight: GDPO adds several; use 2 or more, or "
             "ppo.gdpo=false with ppo.advantage_estimator=grpo": len(counted) < 2,  # noqa: PLR2004
             f"rewards.{''.join(normalised[:1])}.normalise=true: GDPO normalises the reward again; "
             "remove normalise": bool(normalised),

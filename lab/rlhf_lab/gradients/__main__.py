@@ -82,8 +82,8 @@ def build_estimator(config: RunConfig, own: Sequence[object] = ()) -> GradientEs
         "environment=none for this command": config.environment.is_used,
         "ppo.gdpo=true: the task has one reward, so none are normalised and added; use "
         "ppo.gdpo=false for this command": GdpoKeys.of(config).gdpo,
-        f"ppo.clip_cov_ratio={ratio}: draws tokens at random, and one draw is "
-        "no expectation; use ppo.clip_cov_ratio=0 for this command": ratio > 0,
+        f"ppo.clip_cov_ratio={ratio}: draws tokens at random, and one draw is not an expectation; "
+        "use ppo.clip_cov_ratio=0 for this command": ratio > 0,
     }
     refuse_broken_rule(broken)
     estimator = GradientEstimator(replace(config, ppo=replace(config.ppo, ptx_coef=0.0)))
@@ -131,8 +131,8 @@ def _examine(options: argparse.Namespace) -> Result:
     if not options.json:
         console = Console()
         console.say(
-            f"{PROMPTS} prompts, {num_answers} answers, groups of {method.group}; bias: share of "
-            "the exact gradient that no learning rate recovers"
+            f"{PROMPTS} prompts, {num_answers} answers, groups of {method.group}; bias: part of "
+            "the exact gradient that is missing whatever the learning rate"
         )
         for update, parts in finding.compared.items():
             console.say(f"{update} update on a rollout")

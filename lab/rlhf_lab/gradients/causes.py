@@ -251,7 +251,7 @@ def _variants(
             words = f"ppo.{cause.key}={getattr(ppo, cause.key)}: {cause.why}"
             variants[words] = (method.with_keys(**cause.without), policies)
     if policies.sampled_QPV is not policies.start_QPV:
-        words = f"rollout.lag={method.config.rollout.lag}: an older policy sampled"
+        words = f"rollout.lag={method.config.rollout.lag}: responses come from an older policy"
         variants[words] = (method, policies._replace(sampled_QPV=policies.start_QPV))
     if own := own_names(method):
         plain = replace(method, surrogate=None, hook=None)

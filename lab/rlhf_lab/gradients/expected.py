@@ -74,7 +74,7 @@ class TinyTask(NamedTuple):
         if group > LARGEST_GROUP:
             raise ConfigError(
                 f"ppo.responses_per_prompt={group}: for this command, must be at most "
-                f"{LARGEST_GROUP}, since all groups are listed; larger groups have less bias"
+                f"{LARGEST_GROUP}, since all groups are enumerated; larger groups have less bias"
             )
         for letters, max_tokens in TASKS:
             answers = enumerate_answers(letters, max_tokens)

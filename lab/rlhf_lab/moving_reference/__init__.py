@@ -58,7 +58,7 @@ class MovingReference(Method):
             "not become the policy; use ppo.reference_every=0": teacher.teacher_path is not None,
             "ppo.shared_trunk=true: the reference is a frozen branch of the trunk; use "
             "ppo.reference_every=0, or ppo.shared_trunk=false": ppo.shared_trunk,
-            "adapters on the actor: the reference has none that could follow; use "
+            "adapters on the actor: the reference has no adapters to update; use "
             "ppo.reference_every=0, or remove actor from lora.roles": (
                 lora.rank > 0 and "actor" in lora.roles
             ),

@@ -47,8 +47,8 @@ class Resampling(Method):
             f"environment.kind={kind} with ppo.resampling_rounds={rounds}: resampling does not "
             "replace episodes; set ppo.resampling_rounds=0": config.environment.is_used,
             f"ppo.resampling_rounds={rounds} with rollout.lag={lag}: prompts are replaced after "
-            "their responses are scored, but a lag samples the next steps earlier; use "
-            "rollout.lag=0, or ppo.resampling_rounds=0": lag > 0 and answers,
+            "their responses are scored, but with a lag the next steps are already sampled by "
+            "then; use rollout.lag=0, or ppo.resampling_rounds=0": lag > 0 and answers,
             f"ppo.resampling_rounds={rounds}: {estimator} also learns from responses with equal "
             "scores; set ppo.resampling_rounds=0, or use "
             f"ppo.advantage_estimator={', '.join(others)} or {last}": (

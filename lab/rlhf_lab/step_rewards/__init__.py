@@ -37,9 +37,9 @@ class StepRewards(Method):
             "responses; use gae or reinforce_pp, or kind=function": (
                 ppo.advantage_estimator in COMPARING
             ),
-            f"ppo.scale_reward={ppo.scale_reward}: rewards of steps are not scores of responses; "
+            f"ppo.scale_reward={ppo.scale_reward}: rewards per step are not scores of responses; "
             "use none, and rewards.NAME.weight": ppo.scale_reward is not ScaleReward.none,
-            f"ppo.missing_end_score={ppo.missing_end_score}: rewards of steps stay beside this "
+            f"ppo.missing_end_score={ppo.missing_end_score}: rewards per step are added to this "
             "score; use ppo.missing_end_penalty": ppo.missing_end_score is not None,
             f"environment.kind={config.environment.kind}: the environment's rewards are the "
             "rewards of its turns; use environment=none, or kind=function": (

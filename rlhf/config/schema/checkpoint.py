@@ -63,8 +63,8 @@ def check_checkpoint(config: RunConfig) -> None:
             for key in ("every_steps", "stop_after", "best")
             for value in [getattr(checkpoint, key)]
         },
-        f"checkpoint.stop_after={stop}: must be PHASE/STEP, a phase of {phases} and a step from 1 "
-        f"on, such as {order[-1]}/10": (
+        f"checkpoint.stop_after={stop}: must be PHASE/STEP, one of {phases} and a step of at least "
+        f"1, such as {order[-1]}/10": (
             stop is not None and (stop_phase not in order or not step.isdecimal() or int(step) == 0)
         ),
         **{

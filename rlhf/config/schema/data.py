@@ -66,7 +66,7 @@ class DataKeys:
     split: list[float]
     """Proportions of SFT, reward (also DPO) and PPO; if several phases run, the others get none."""
     seed: int | None = key(AT_LEAST_0)
-    """Seed of the division over phases, generated examples and label noise; null: seed."""
+    """Seed of the split into phases, generated examples and label noise; null: seed."""
     size: int = key(AT_LEAST_0)
     """Examples to generate; with other sources, the number that plans assume (0: read the data)."""
     subset: str | None = key(unread=GENERATED)
@@ -100,8 +100,8 @@ def check_data(config: RunConfig) -> None:
     fix = "make the number of {0} positive, or remove {0} from phase.order"
     if config.from_run is not None:
         fix = (
-            f"from_run={config.from_run} fixed this division; run phases that have a share, such "
-            "as phase=pipeline_rule, or start a new run without from_run"
+            f"from_run={config.from_run} fixed data.split; run phases that have a share, such as "
+            "phase=pipeline_rule, or start a new run without from_run"
         )
     broken = {
         f"data.path={data.path}: generated data has no path; add data=local, or data=hub": (
@@ -124,7 +124,7 @@ def check_data(config: RunConfig) -> None:
         },
         **{
             f"data.sets.{name}.phases={[p.value for p in dataset.phases or ()]}: choose among "
-            f"{', '.join(SPLIT_PHASES)}; dpo learns from the pairs of reward": (
+            f"{', '.join(SPLIT_PHASES)}; dpo learns from the reward phase's pairs": (
                 not set(dataset.phases or ()) <= set(SPLIT_PHASES)
             )
             for name, dataset in data.sets.items()
@@ -134,7 +134,7 @@ def check_data(config: RunConfig) -> None:
             len(data.split) != len(SPLIT_PHASES) or not all(0 <= s < math.inf for s in data.split)
         ),
         **{
-            f"data.split={data.split}: the {phase} phase runs and has no share; "
+            f"data.split={data.split}: the {phase} phase runs but gets no data; "
             f"{fix.format(phase)}": not shares.get(phase.phase_in_split) and phase not in set_phases
             for phase in order
         },

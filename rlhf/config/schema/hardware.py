@@ -31,7 +31,7 @@ class HardwareConfig:
     cores_per_rank: int | None = key(ABOVE_0, at_resume=AtResume.rounding)
     """CPU cores that a rank computes on; null: ranks and sampling processes share them equally."""
     dtype: Dtype
-    """auto: bf16 on CPUs with bf16 instructions, else fp32; bf16 on GPUs, before Ampere fp16."""
+    """auto: bf16 on CPUs with bf16 instructions, else fp32; on GPUs bf16 (fp16 before Ampere)."""
     fp32_logits: When = key(unread=[needs("dtype", "auto", "bf16", "fp16")])
     """Do not round logits to 16 bits; auto: on GPUs, where this costs little."""
     kernels: Kernels = key(at_resume=AtResume.rounding)

@@ -55,7 +55,7 @@ class ModelConfig:
     """Keys of one model: its weights, or the architecture to build it from."""
 
     init: ModelInit
-    """pretrained: load the model at path; random: build it by architecture. For reward_model also
+    """pretrained: load the model at path; random: build it from architecture. For reward_model also
     sft: the run's SFT model, and gold: no reward model, but the judge of the synthetic task."""
     path: str | None = key(unread=[PRETRAINED], names=Names.place)
     """Hugging Face model folder or hub id; null if init is not pretrained."""
@@ -64,7 +64,7 @@ class ModelConfig:
     tokenizer: str | None = key(unread=[IS_MODEL], names=Names.place)
     """Tokenizer folder or hub id; null: as in path, or trained on the run's text if init=random."""
     end_token: str | None = key(unread=[IS_MODEL])
-    """Token that training teaches as the end, added if it is new; null: the tokenizer's own. Tokens
+    """End-of-response token to train, added if it is new; null: the tokenizer's own. Tokens
     of generation_config.json end responses too."""
     vocab_size: int = key(AT_LEAST_0, unread=[RANDOM, NO_TOKENIZER])
     """Maximum vocabulary size of a tokenizer trained on the run's text; 0: none is trained."""

@@ -50,7 +50,7 @@ MASKED = Unread(
     "use {key}=false",
 )
 
-CLIP = LossLimit(math.inf, "tokens that have moved far are left out")
+CLIP = LossLimit(math.inf, "tokens whose probability has changed too much are masked")
 SCORED = Unread(("missing_end_score",), lambda score: score is not None, "use {key}=null")
 PENALTY = needs("kl_ctl", fix="use {key}=0.1")
 CISPO_HIGH = Unread(
@@ -123,7 +123,7 @@ class PpoKeys(AdamWConfig):
     dual_clip: float | None = key(
         ABOVE_1,
         unread=[needs("surrogate", "clip")],
-        limit=LossLimit(None, "losses of bad tokens are bounded"),
+        limit=LossLimit(None, "the loss of tokens with negative advantage is bounded"),
     )
     """The loss of a token with negative advantage A is at most -dual_clip * A; null: no limit."""
     cliprange_value: float | None = key(ABOVE_0, unread=[CRITIC, VALUE_LOSS])
@@ -152,7 +152,7 @@ class PpoKeys(AdamWConfig):
     lam: float = key(FROM_0_TO_1, unread=[CRITIC, BOTH_LAMBDAS])
     """Lambda of generalised advantage estimation."""
     lam_critic: float | None = key(FROM_0_TO_1, unread=[CRITIC, VALUE_LOSS])
-    """Lambda of the critic's targets (VC-PPO: 1, returns without a value); null: lam."""
+    """Lambda of the critic's targets (VC-PPO: 1, plain returns); null: lam."""
     lam_length_alpha: float | None = key(ABOVE_0, unread=[CRITIC])
     """The actor's lambda is 1 - 1 / (lam_length_alpha * tokens), VAPO's with 0.05; null: lam."""
     whiten_advantages: bool | None
@@ -226,7 +226,7 @@ def check_ppo(ppo: PpoConfig) -> None:
         "ppo.steps=null: ppo.epochs is null too; set one, or both, as caps": (
             ppo.steps is None and ppo.epochs is None
         ),
-        f"ppo.advantage_estimator={estimator}: compares the responses of one prompt, and "
+        f"ppo.advantage_estimator={estimator}: compares the responses to one prompt, but "
         "ppo.responses_per_prompt=1; use 2 or more": compares and ppo.responses_per_prompt == 1,
         f"ppo.whiten_rewards=true: {estimator} compares whole responses, not tokens; set "
         "ppo.whiten_rewards=false": compares and ppo.whiten_rewards,

@@ -122,12 +122,12 @@ def check_rewards(config: RunConfig) -> None:
         if others and source is Source.synthetic:
             raise ConfigError(
                 f"rewards.{name}.columns=[{','.join(part.columns)}]: data=synthetic has no column "
-                f"{others[0]}; it has answer"
+                f"{others[0]}; its only column is answer"
             )
     kinds = {part.kind for part in parts.values()}
     broken = {
-        f"rewards.{next(iter(parts), '')}.weight=0: every part is a judge, which PPO does "
-        "not learn from; give one part another weight": (
+        f"rewards.{next(iter(parts), '')}.weight=0: every part has weight 0, so PPO has nothing to "
+        "learn from; give one part another weight": (
             bool(kinds) and all(part.weight == 0 for part in parts.values())
         ),
         f"rewards with kind=gold and data.source={source}: the judge scores the prompts of the "
@@ -138,7 +138,7 @@ def check_rewards(config: RunConfig) -> None:
         "phase=pipeline, or model@reward_model=pretrained reward_model.path=FOLDER": (
             RewardKind.model in kinds and config.reward_model.init is ModelInit.gold
         ),
-        "rewards without kind=model in a run with the reward phase: nothing would read the reward "
+        "rewards without kind=model in a run with the reward phase: nothing would use the reward "
         "model; use phase=pipeline_rule, or add rewards.model={kind: model}": (
             bool(kinds) and Phase.reward in config.phase.order and not has_reward_model(config)
         ),
@@ -179,12 +179,13 @@ def check_reward_term(key: str, part: RewardTerm) -> None:
         f"{key}.function={function}: runs code; if you have read it, add {key}.run_code=true": (
             function is not None and not part.run_code
         ),
-        f"{key}.sealed={part.sealed}: must be auto, or the 64 digits that config.yaml of a run "
-        "has": part.sealed is not None and not re.fullmatch(f"{AUTO}|[0-9a-f]{{64}}", part.sealed),
+        f"{key}.sealed={part.sealed}: must be auto, or the 64 digits in a run's config.yaml": (
+            part.sealed is not None and not re.fullmatch(f"{AUTO}|[0-9a-f]{{64}}", part.sealed)
+        ),
         f"{key}.weight={part.weight:g}: a sealed part is a judge, from which PPO does not learn; "
         f"use weight=0, or remove {key}.sealed": part.sealed is not None and part.weight != 0,
-        f"{key}.files=[{','.join(part.files)}]: must be paths below the folder of the module, and "
-        "of a part with sealed set": (part.sealed is None and bool(part.files))
+        f"{key}.files=[{','.join(part.files)}]: must be paths below the module's folder, of a part "
+        "that sets sealed": (part.sealed is None and bool(part.files))
         or any(file.startswith("/") or ".." in file.split("/") for file in part.files),
     }
     refuse_broken_rule(broken)

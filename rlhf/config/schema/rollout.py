@@ -34,7 +34,7 @@ SHARDED = Unread(
     lambda stage, is_chosen: stage != SHARDED_WEIGHTS and not is_chosen,
     "use {key}=3",
 )
-GPU = needs("hardware.device", "cuda", fix="use a GPU profile of hardware")
+GPU = needs("hardware.device", "cuda", fix="use a GPU hardware profile")
 GRAPHS = needs("cuda_graphs", "true")
 NO_REUSE = [
     Unread(("lag",), bool, "use {key}=0"),

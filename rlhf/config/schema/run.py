@@ -115,7 +115,7 @@ class TrackingConfig:
     tensorboard: bool
     """Also write TensorBoard event files to RUN_DIR/tensorboard."""
     others: list[str]
-    """Trackers of your own, each as package.module:NAME (docs/watching.md)."""
+    """Your own trackers, each as package.module:NAME (docs/watching.md)."""
     timeout_seconds: float = key(SECONDS, default=60.0)
     """Longest time for one call of a tracker; ten times as long at its start and end."""
     show_config: bool

@@ -73,7 +73,7 @@ class ExamplesConfig(OptimizerConfig):
     epochs: float = key(ABOVE_0)
     """Passes over the examples of the phase."""
     batch_size: int = key(ROWS)
-    """Sequences, or in reward and dpo pairs, per optimizer step, over all ranks."""
+    """Sequences (pairs in reward and dpo) per optimizer step, over all ranks."""
     micro_batch_size: int | None = key(ROWS, at_resume=AtResume.rounding)
     """Sequences, or pairs, that a rank runs at once; null: as many sequences as hardware allows."""
     max_tokens: int = key(ABOVE_0)
@@ -81,7 +81,7 @@ class ExamplesConfig(OptimizerConfig):
     eval_examples: int = key(ABOVE_0)
     """Maximum number of held-out examples to measure perplexity (sft) or accuracy (pairs) on."""
     eval_every: int = key(AT_LEAST_0)
-    """Optimizer steps between evaluations; 0: only after training, with sft also before."""
+    """Optimizer steps between evaluations; 0: only after training (for sft, also before)."""
 
 
 @dataclass(kw_only=True)
@@ -116,9 +116,9 @@ class RewardKeys(PairsConfig):
     """Keys for training the reward model."""
 
     loss: RewardLossName
-    """end: on the end scores (InstructGPT); from_divergence: on all differing tokens;
-    classification: cross-entropy on marks of single responses; regression: squared error on their
-    scores, or on the scores of pairs in ``score_columns``."""
+    """end: on the scores at the end token (InstructGPT); from_divergence: on all differing tokens;
+    classification: cross-entropy on good/bad labels of single responses; regression: squared error
+    on their scores, or on the scores of pairs in ``score_columns``."""
     margin_column: str | None
     """Column with the margin by which the chosen score should be higher (Llama 2); null: none."""
     score_columns: list[str] | None
@@ -189,6 +189,6 @@ class DpoConfig(PairsConfig):
     loss: PreferenceLossName
     """sigmoid: DPO's logistic loss; ipo: a squared loss, which bounds the pull of a single pair."""
     beta: float = key(ABOVE_0)
-    """Strength of the pull to the reference; the implicit reward is beta * log(pi / pi_ref)."""
+    """Strength of the pull toward the reference; the implicit reward is beta * log(pi / pi_ref)."""
     eval_prompts: int = key(ABOVE_0)
     """Maximum number of held-out prompts to answer before and after training."""

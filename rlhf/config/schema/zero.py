@@ -86,8 +86,8 @@ def _rules_of_extra_entries(extra: Mapping[str, Any]) -> dict[str, bool]:
     """Return the messages of forbidden entries, each with True if ``zero.extra`` has the entry."""
     reasons = {e: f"{key} sets this entry; use {key} instead" for e, key in KEY_BY_ENTRY.items()}
     reasons["data_types.grad_accum_dtype"] = (
-        "DeepSpeed 0.19.8 then trains with an optimizer whose masters cannot be saved; to add "
-        "gradients in fp32 use zero=stage0, or larger micro-batches"
+        "DeepSpeed 0.19.8 then trains with an optimizer whose fp32 master weights cannot be "
+        "saved; to add gradients in fp32 use zero=stage0, or larger micro-batches"
     )
     return {
         f"zero.extra.{name}={str(value).lower()}: {reason}": value is not None
@@ -133,7 +133,7 @@ def check_zero(config: RunConfig) -> None:
         },
         **{
             f"zero.{name}=true: quantized communication requires several GPUs, and this run has "
-            f"{ranks} rank{'s' if ranks > 1 else ''} on {hardware.device}; use a profile of "
+            f"{ranks} rank{'s' if ranks > 1 else ''} on {hardware.device}; use a profile with "
             f"several GPUs, such as hardware=8xa100_80g, or remove zero.{name}": (
                 getattr(zero, name) and (hardware.device is not Device.cuda or ranks == 1)
             )

@@ -43,7 +43,7 @@ class SamplingInTurn:
     def begin_sampling(self, actor: Engine, batches: Sequence[PromptBatch]) -> None:
         """Sample the responses of each batch."""
         for prompts in batches:
-            assert prompts.step is not None, "prompts of training have a step"
+            assert prompts.step is not None, "training prompts must have a step"
             self._finished[prompts.step] = self._backend.generate(actor, prompts)
 
     def wait_for_responses(self, step: int) -> Responses:

@@ -20,4 +20,4 @@ class AheadKeys:
     samplers: int = key(
         ABOVE_0, affects=ONLY_PPO, at_resume=AtResume.rounding, unread=[needs("overlap", "true")]
     )
-    """Processes that sample if overlap=true; each needs cores, or a GPU, beside those of ranks."""
+    """Processes that sample if overlap=true; each needs cores, or a GPU, besides the ranks'."""

@@ -13,11 +13,11 @@ def check_lag(config: RunConfig) -> None:
         return
     rollout, rows = config.rollout, config.ppo.rollout_batch_size
     broken = {
-        f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the log-probs of the "
-        "weights that sampled are needed later, and this backend measures none; use rollout=fast, "
-        "or rollout.lag=0": rollout.lag > 0 and not rollout.backend.measures_logprobs,
-        "rollout.overlap=true with rollout.lag=0: each step then waits for the weights after the "
-        "step before it; use rollout.lag=1": rollout.overlap and rollout.lag == 0,
+        f"rollout.lag={rollout.lag} with rollout.backend={rollout.backend}: the sampling policy's "
+        "log-probs are needed later, and this backend measures none; use rollout=fast, or "
+        "rollout.lag=0": rollout.lag > 0 and not rollout.backend.measures_logprobs,
+        "rollout.overlap=true with rollout.lag=0: each step then waits for the previous step's "
+        "weights; use rollout.lag=1": rollout.overlap and rollout.lag == 0,
         f"rollout.samplers={rollout.samplers} with rollout.overlap=true does not divide "
         f"ppo.rollout_batch_size={rows}: each process samples an equal share; use a divisor": (
             rollout.overlap and rows % rollout.samplers != 0

@@ -28,7 +28,7 @@ class CorrectionMode(StrEnum):
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
 CAP = LossLimit(math.inf, "large weights are cut off, or become 0")
 FLOOR = LossLimit(0.0, "tokens with small weights are masked")
-MASK = LossLimit(None, "bad responses that have become unlikely are masked")
+MASK = LossLimit(None, "unlikely responses with negative advantage are masked")
 
 
 @dataclass(kw_only=True)
@@ -36,8 +36,8 @@ class CorrectionKeys:
     """Keys of the group ``ppo`` for importance weights and masks."""
 
     rollout_correction: RolloutCorrection
-    """Weigh losses by p_start / p_sampled: of each token, or its product or geometric mean over the
-    response (sequence, geometric). Default with vllm_server: token."""
+    """Weight losses by p_start / p_sampled (policy at the step's start, sampler): per token, or its
+    product or geometric mean over the response. Default with vllm_server: token."""
     rollout_correction_mode: CorrectionMode = key(unread=[CORRECTED])
     """Weights beyond the limits are cut off at the cap (truncate), or become 0 (mask)."""
     rollout_correction_cap: float = key(ABOVE_1, unread=[CORRECTED], limit=CAP)
@@ -47,8 +47,8 @@ class CorrectionKeys:
     )
     """Smallest weight of rollout_correction_mode=mask (IcePop: 0.5); 0: none."""
     rollout_correction_lr: bool = key(unread=[CORRECTED])
-    """Multiply a step's learning rate of the actor by the square root of the effective sample size
-    of the weights before their limits, as a share of their number (VCPO)."""
+    """Multiply the actor's learning rate by sqrt(effective sample size / number of weights), of the
+    step's weights before their limits (VCPO)."""
     off_policy_mask_kl: float | None = key(ABOVE_0, limit=MASK)
     """KL(sampler || new) of a response, nats per token, above which its tokens with negative
     advantage are masked (DeepSeek-V3.2); null: none."""

@@ -192,7 +192,7 @@ class Host:
         problem = f"it took more than {seconds:g} s" if failure is FailureName.timeout else ""
         calls = [] if self._running is None else [self._running]
         if not self._is_ready:
-            failure, problem = FailureName.died, "its process does not start again"
+            failure, problem = FailureName.died, "its process could not be restarted"
             calls = list(self._waiting)
         self.close()
         self._running = None

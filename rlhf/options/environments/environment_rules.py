@@ -32,14 +32,14 @@ def check_environment(config: RunConfig) -> None:
         "which other data lack; add data=environment": source is not Source.environment,
         f"rollout.min_response_tokens={rollout.min_response_tokens}: a turn may be as short as its "
         "environment wants; use 0": rollout.min_response_tokens > 0,
-        "no part of rewards that uses its rewards: add +rewards.environment.kind=environment, or "
-        "use experiment=environment": all(
+        "no part of rewards uses the environment's rewards: add "
+        "+rewards.environment.kind=environment, or use experiment=environment": all(
             part.kind != RewardKind.environment for part in config.rewards.values()
         ),
-        f"ppo.scale_reward={ppo.scale_reward}: rewards of turns are not scores of responses; use "
+        f"ppo.scale_reward={ppo.scale_reward}: rewards per turn are not scores of responses; use "
         "none, and rewards.NAME.weight": ppo.scale_reward is not ScaleReward.none,
-        "ppo.whiten_rewards=true and ppo.gae_unit=turn: the KL penalty stays apart from rewards of "
-        "turns; use only one of the two": ppo.whiten_rewards and has_turns,
+        "ppo.whiten_rewards=true and ppo.gae_unit=turn: the KL penalty is separate from rewards "
+        "per turn; use only one of the two": ppo.whiten_rewards and has_turns,
         f"ppo.gae_unit=turn and ppo.advantage_estimator={ppo.advantage_estimator}: only gae has "
         "time steps; use ppo.gae_unit=token": (
             has_turns and ppo.advantage_estimator is not AdvantageEstimator.gae

@@ -163,7 +163,7 @@ def parse_observation(answer: Any) -> Observation:
     try:
         observation.text.encode()
     except UnicodeEncodeError as error:  # half a surrogate pair in a text, which no tokenizer takes
-        raise InvalidAnswerError("the observation is no Unicode text") from error
+        raise InvalidAnswerError("the observation is not valid Unicode") from error
     return observation
 
 

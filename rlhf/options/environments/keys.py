@@ -72,7 +72,7 @@ class FailureRewards:
     invalid: float = key(SCORE)
     """The environment returned no valid step; the episode ends."""
     malformed: float = key(SCORE)
-    """The environment could not read the turn, such as a tool call that is no JSON."""
+    """The environment could not read the turn, such as a tool call that is not JSON."""
     cut_turn: float = key(SCORE)
     """The turn reached rollout.max_response_tokens before its end."""
     too_long: float = key(SCORE)
@@ -84,7 +84,7 @@ class EnvironmentConfig:
     """Settings of the environment that the policy talks to in turns (docs/environments.md)."""
 
     kind: EnvironmentKind = key(unread=())
-    """none, an embedded one, the adapter of a package, tools, or custom."""
+    """none, a built-in one, an adapter to a package, tools, or custom."""
     id: str | None
     """Name of the environment in its package, for gymnasium, textarena, reasoning_gym and gem."""
     target: str | None
@@ -101,11 +101,11 @@ class EnvironmentConfig:
     step_seconds: float = key(SECONDS)
     """Seconds in which an environment must answer; otherwise its process is ended."""
     processes: int = key(AT_LEAST_0, affects=NO_PHASE)
-    """Processes per rank that run environments; 0: the rank runs embedded ones itself."""
+    """Processes per rank that run environments; 0: the rank runs built-in ones itself."""
     max_failures: int = key(AT_LEAST_0, affects=NO_PHASE)
     """Maximum number of faults of a rank's environments in one step; with more the run ends."""
     failure_rewards: FailureRewards
-    """Reward of the turn in which a failure happens, beside the environment's own reward."""
+    """Reward of the turn in which a failure happens, on top of the environment's own reward."""
 
     @property
     def is_used(self) -> bool:

@@ -188,7 +188,7 @@ class Episodes:
 
     def __post_init__(self) -> None:
         seeds = self.prompts.seeds
-        assert seeds is not None, "prompts of episodes have seeds"
+        assert seeds is not None, "episode prompts must have seeds"
         self._episodes = [_Episode() for _ in seeds]
         rows = self.prompts.columns or [{}] * len(seeds)
         for index, (seed, row) in enumerate(zip(seeds, rows, strict=True)):

@@ -134,9 +134,9 @@ def _build_schema(inner: Any, method: Callable[..., Any]) -> dict[str, Any]:
         schema: dict[str, Any] = get_json_schema(method)
     except Exception as error:  # transformers raises a plain Exception for a wrong docstring
         raise ConfigError(
-            f"environment.target: {type(inner).__name__}.{method.__name__} is no tool ({error}); "
-            "give it a docstring that describes each argument below 'Args:', and type hints; or a "
-            "name that begins with _"
+            f"environment.target: {type(inner).__name__}.{method.__name__} is not a valid tool "
+            f"({error}); give it type hints and a docstring that describes each argument below "
+            "'Args:', or a name that begins with _"
         ) from error
     return schema
 

@@ -20,7 +20,7 @@ def check_fused_layers(config: RunConfig) -> None:
     device = config.hardware.device
     broken = {
         f"hardware.device={device}: Liger's kernels run on GPUs only; use fused_layers=none, or a "
-        "GPU profile of hardware": device is not Device.cuda,
+        "GPU hardware profile": device is not Device.cuda,
     }
     refuse_broken_rule(broken, f"fused_layers={config.fused_layers} with ")
     refuse_compile(config, f"fused_layers={config.fused_layers}, which replaces layers")

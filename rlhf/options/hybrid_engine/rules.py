@@ -40,7 +40,7 @@ def _check_prerequisites(config: RunConfig) -> None:
     critic_stage = zero.stage if zero.critic_stage is None else zero.critic_stage
     broken = {
         f"hardware.device={device}: DeepSpeed's kernels run on GPUs only; use rollout=fast, or a "
-        "GPU profile of hardware": device is not Device.cuda,
+        "GPU hardware profile": device is not Device.cuda,
         "zero.engine=torch: the Hybrid Engine is part of DeepSpeed; use zero.engine=auto, which "
         "then runs the actor on DeepSpeed, or rollout=fast": zero.engine is TrainingEngine.torch,
         "zero.moments=bf16: only zero.engine=torch supports bf16 moments, and the actor's engine "

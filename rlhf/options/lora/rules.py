@@ -27,7 +27,7 @@ def _check_quantization(config: RunConfig) -> None:
         return
     broken = {
         "zero.quantize_frozen_weights=true: requires LoRA, whose frozen weights it quantizes, and "
-        "GPUs; add lora=default and a GPU profile of hardware": (
+        "GPUs; add lora=default and a GPU hardware profile": (
             not config.lora.rank or hardware.device is not Device.cuda
         ),
         f"zero.quantize_frozen_weights=true with hardware.dtype={hardware.dtype}: DeepSpeed "

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
             kept = store.clear()
             sys.stdout.write(f"removed {len(entries) - len(kept)} phases from {store.folder}\n")
             if kept:
-                sys.stderr.write(f"in use, or of another user: {', '.join(kept)}\n")
+                sys.stderr.write(f"in use, or owned by another user: {', '.join(kept)}\n")
                 return 1
         case _:
             sys.stderr.write("usage: python -m rlhf.options.phase_store [clear]\n")

@@ -196,7 +196,7 @@ def _find_fault(entry: Path, phase: Phase) -> str | None:
         if not (entry / phase / MANIFEST).is_file():
             return f"it has no {MANIFEST}"
         if not is_trusted(entry / phase / MANIFEST):
-            return "another user of this machine can have written it"
+            return "another user of this machine may have written it"
         return verify_phase(entry, phase)
     except CheckpointError as error:
         return str(error).partition(" Restore it")[0]

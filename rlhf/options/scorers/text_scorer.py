@@ -98,7 +98,7 @@ class ScorerForm:
             return int(label)
         raise ConfigError(
             f"{self.key}.label={label or 'null'}: {self.source.path} has {len(names)} labels; must "
-            f"be the one that is to be likely: {' or '.join(names[:10])}"
+            f"be the label whose probability is the score: {' or '.join(names[:10])}"
         )
 
     def encode(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Encoded]:

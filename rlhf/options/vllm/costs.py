@@ -73,9 +73,9 @@ def describe_server_costs(config: RunConfig) -> str:
     if (gpus := config.rollout.server.gpus) is None:
         return (
             "the time does not include generation, which a vLLM server does on GPUs that no rank "
-            "uses; rollout.server.gpus=N plans it on N GPUs of the ranks' kind"
+            "uses; rollout.server.gpus=N plans it on N GPUs of the same type"
         )
     return (
-        f"generation is planned on {gpus} more GPUs of the ranks' kind, for the vLLM server; the "
-        "price includes them, but the time to send weights is not counted"
+        f"generation is planned on {gpus} more GPUs of the same type as the ranks', for the vLLM "
+        "server; the price includes them, but the time to send weights is not counted"
     )

@@ -16,9 +16,9 @@ class ServerConfig:
     timeout_seconds: float = key(SECONDS)
     """Longest time for one answer: a response, or loading the weights."""
     weights_dir: str | None = key(names=Names.place)
-    """Folder for weights that do not go by NCCL; null: a temporary folder of this machine."""
+    """Folder for weights that are not sent over NCCL; null: a temporary folder of this machine."""
     gpus: int | None = key(ABOVE_0)
-    """Number of the server's GPUs, of the ranks' kind, for plans; null: plans omit its time."""
+    """Number of the server's GPUs, all of the ranks' type, for plans; null: plans omit its time."""
 
 
 @dataclass(kw_only=True)

@@ -136,8 +136,7 @@ class VllmServerRollout:
         if used != self.weights.version:
             raise self.weights.client.build_error(
                 f"it samples with the weights {used}, and this step needs {self.weights.version}: "
-                "another run gives it weights, or it was started again; give every run a server of "
-                "its own"
+                "another run sent it weights, or it was restarted; give every run its own server"
             )
 
     def _vllm_settings(self, actor: Engine) -> dict[str, object]:
@@ -194,7 +193,7 @@ class ServerWeights:
             message = f"weights go through the folder {self._folder} ({error})"
             logger.warning("rollout.server.url=%s: %s", self.client.url, message)
             return self._send_by_folder
-        message = f"weights go by NCCL to {group.workers} GPUs"
+        message = f"weights go over NCCL to {group.workers} GPUs"
         logger.warning("rollout.server.url=%s: %s", self.client.url, message)
         return group.send
 

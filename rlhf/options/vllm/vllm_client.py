@@ -119,7 +119,7 @@ class VllmClient:
         try:
             return json.loads(answer.data) if answer.data.strip() else {}
         except ValueError as error:
-            raise self.build_error(f"{route} answered no JSON ({answer.data[:80]!r})") from error
+            raise self.build_error(f"{route}: answer is not JSON ({answer.data[:80]!r})") from error
 
     def _request_on_kept_connection(
         self, method: str, route: str, body: Mapping[str, Any] | None

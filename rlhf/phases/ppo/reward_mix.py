@@ -220,8 +220,8 @@ def _build_reward_inputs(
     missing = next((name for name in columns for row in rows if name not in row), None)
     if missing is not None:
         raise RewardError(
-            f"rewards read the column {missing}, and a prompt comes without it; "
-            "give RLHFEngine.prompts the columns of each prompt"
+            f"rewards read the column {missing}, but a prompt lacks it; give RLHFEngine.prompts "
+            "the columns of each prompt"
         )
     return Answers(
         prompts.texts,

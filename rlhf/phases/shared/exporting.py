@@ -130,7 +130,7 @@ def save_export(
             store_sampling_settings(export.model, context.config, phase=folder.parent.name)
             description += _example_call(context, folder)
         else:
-            description += " Pad batches on the right: GPT-2 scores other padding wrongly."
+            description += " Pad batches on the right: with other padding GPT-2 gives wrong scores."
             export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
             if example is not None and export.save is save_from_stream and not export.write_more:
                 model_folder = f"{folder.parent.name}/{folder.name}"

@@ -168,9 +168,7 @@ def test_the_column_is_read_with_the_data(compose: Compose, tmp_path: Path) -> N
     words += ["+rewards={ends: {kind: stop}}", "ppo.teacher_prompt_column"]
     (data,) = read_datasets(to_run_config(compose([*words[:-1], f"{words[-1]}=hinted"])), print)
     assert [record.columns for record in data.train] == [{"hinted": "a b"}]
-    with pytest.raises(
-        DataError, match=r"'other' is missing, which ppo.teacher_prompt_column names"
-    ):
+    with pytest.raises(DataError, match=r"'other' is missing; ppo.teacher_prompt_column names"):
         read_datasets(to_run_config(compose([*words[:-1], f"{words[-1]}=other"])), print)
 
 

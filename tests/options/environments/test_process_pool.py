@@ -128,7 +128,7 @@ FAILURES = [
     ("writes", "died", "its process ended"),
     ("nan", "invalid", "the reward is nan: must be a finite number up to 1e15"),
     ("megabytes", "invalid", "the observation has 2000000 characters > 1000000"),
-    ("half", "invalid", "the observation is no Unicode text"),
+    ("half", "invalid", "the observation is not valid Unicode"),
 ]
 
 

@@ -131,7 +131,7 @@ class NoDocstring:
     ("kind", "reason"),
     [
         (NoTools, "NoTools must have a method reset"),
-        (NoDocstring, r"NoDocstring\.look is no tool .*no docstring"),
+        (NoDocstring, r"NoDocstring\.look is not a valid tool .*no docstring"),
     ],
 )
 def test_what_is_no_class_of_tools_is_refused(kind: type, reason: str) -> None:

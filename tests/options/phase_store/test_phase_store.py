@@ -177,7 +177,7 @@ def test_an_entry_that_is_damaged_or_may_be_is_not_used(damage: str, tmp_path: P
     (line,) = said
     assert line.startswith(f"sft: the stored phase {entry} is not used: ")
     trusted = "world" not in damage and "user" not in damage
-    assert trusted or line.endswith("another user of this machine can have written it")
+    assert trusted or line.endswith("another user of this machine may have written it")
     # It stands in nobody's way.
     store.put("other", Phase.sft, run_with(tmp_path, "two", "w"))
     assert {each.key for each in store.entries()} == {"k", "other"}

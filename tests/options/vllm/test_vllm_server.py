@@ -103,7 +103,7 @@ def test_stale_weights_are_refused(server: StandIn, tmp_path: Path) -> None:
 
 def test_weights_that_change_while_it_samples_are_refused(server: StandIn, tmp_path: Path) -> None:
     server.version_after_sampling = "of another run"
-    with pytest.raises(RolloutError, match="another run gives it weights, or it was started again"):
+    with pytest.raises(RolloutError, match="another run sent it weights, or it was restarted"):
         rollout(server, tmp_path).generate(actor(), prompts())
 
 
@@ -116,7 +116,7 @@ def test_weights_that_change_while_it_samples_are_refused(server: StandIn, tmp_p
             (500, "no such tensor"),
             "/collective_rpc answered 500: no such tensor",
         ),
-        ("/v1/completions", (200, "<html>"), "/v1/completions answered no JSON"),
+        ("/v1/completions", (200, "<html>"), "/v1/completions: answer is not JSON"),
     ],
 )
 def test_failures_name_the_server_and_the_way_out(

@@ -78,7 +78,7 @@ def test_workers_receive_all_weights_bit_for_bit(
     assert server.routes.count("/init_weight_transfer_engine") == 1
     assert server.routes[-3:] == ["/finish_weight_update", "/reset_prefix_cache", "/resume"]
     assert not (tmp_path / "unused").exists()
-    assert caplog.messages == [f"rollout.server.url={server.url}: weights go by NCCL to 2 GPUs"]
+    assert caplog.messages == [f"rollout.server.url={server.url}: weights go over NCCL to 2 GPUs"]
 
 
 @pytest.mark.parametrize(

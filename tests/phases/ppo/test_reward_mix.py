@@ -106,7 +106,7 @@ def test_a_part_is_asked_with_its_columns(mixed: Mixed) -> None:
     assert asked.ended == [True, False, True]
     assert asked.tokens == [len(TOKENIZER.encode(text)) for text in TEXTS]
     assert (asked.columns, asked.step) == ({"n": [1, 2, 3]}, 7)
-    with pytest.raises(RewardError, match="read the column n, and a prompt comes without it"):
+    with pytest.raises(RewardError, match="read the column n, but a prompt lacks it"):
         mixed({"mine": [0.0] * 3}, None, mine=part(columns=["n"]))
 
 
