@@ -122,7 +122,7 @@ def test_a_part_of_a_gpu_and_a_card_without_a_profile_are_used(
 
 @pytest.mark.parametrize("gpu", [V100], indirect=True)
 def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, put: Put, monkeypatch) -> None:
-    message = r"device=cuda with hardware=auto, .* \(sm_70\) is none"
+    message = r"device=cuda with hardware=auto, .* \(sm_70\) is not"
     with pytest.raises(CapabilityError, match=message):
         put("hardware.device=cuda")
     machine = find_hardware(SIGN)
