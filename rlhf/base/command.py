@@ -134,7 +134,7 @@ class _LastingFile(io.FileIO):
     """A file whose descriptor is redirected to /dev/null as soon as a write fails."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
-        """Write ``data``; if this fails, drop it and all later output; warn of a full drive once."""
+        """Write ``data``; if this fails, drop it and all later output; warn, except of a pipe."""
         try:
             return super().write(data)
         except OSError as error:

@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.base.program import CONF
+from rlhf.base.program import CONF, TOOLS
 from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_parts import (
@@ -302,12 +302,16 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
         typed = f"{key.rstrip(':')}=VALUE" if key.rstrip(":") in schema_types() else "KEY=VALUE"
         return ConfigError(
             f"cannot read {override}: it has no =; write {typed} without spaces around =, and a "
-            f"value with spaces in two pairs of quotes: \"name='my run'\""
+            f"value with spaces in two pairs of quotes: \"name='my run'\"{did_you_mean(key, TOOLS)}"
         )
     first, *others = re.split(r"[\s,]+(?=[\w.@]+=)", override)
     if others and all(each.partition("=")[0] in schema_types() for each in others):
-        return ConfigError(f"cannot read {override}: write {' '.join((first, *others))} without quotes or commas")
-    return ConfigError(f"""cannot read {override}{reason}; to pass text, write "{key}='{value}'\"""")
+        return ConfigError(
+            f"cannot read {override}: write {' '.join((first, *others))} without quotes or commas"
+        )
+    return ConfigError(
+        f"""cannot read {override}{reason}; to pass text, write "{key}='{value}'\""""
+    )
 
 
 def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:

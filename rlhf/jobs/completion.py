@@ -104,7 +104,8 @@ def complete_config(job: Job) -> CompletedConfig:
     if is_secondary_node() and is_new and config.plan is PlanMode.check:
         # Check the data here too: with bad data, this node would wait for a run that never starts.
         read_loads(config, finished=reused_phases(config))
-    has_more_steps = not is_new and config.ppo.steps != completed.stopped.frozen.ppo.steps
+    stopped = completed.stopped
+    has_more_steps = stopped is not None and config.ppo.steps != stopped.frozen.ppo.steps
     is_planned_here = (is_new or job.is_plan or has_more_steps) and not is_secondary_node()
     if config.launcher.dry_run or not is_planned_here:
         return completed

@@ -281,8 +281,8 @@ def _print_entries(word: str, entries: Mapping[str, str]) -> None:
     if not translated and not any(word in name for name in entries):
         refuse_words_of_other_programs([word])
         ours = " ".join(suggested_keys(word, schema_types())).split()
-        names = dict.fromkeys(name for each in ours for name in (each, each.partition("=")[0]))
-        translated = [name for name in names if name in entries]
+        proposed = dict.fromkeys(name for each in ours for name in (each, each.partition("=")[0]))
+        translated = [name for name in proposed if name in entries]
     if translated:
         sys.stdout.write(f"{word} of another program is here:\n")
     for name in (names := translated or matching_names(word, entries)):
