@@ -14,7 +14,6 @@ IN_WHEEL = PACKAGE / "program"
 PROGRAM = IN_WHEEL if IN_WHEEL.is_dir() else PACKAGE.parent
 LAUNCHER = PROGRAM / "launch.py"
 CONF = PROGRAM / "conf"
-# The commands ``python -m rlhf.TOOL``; the program rlhf has - instead of _ in their names.
 TOOLS = "chat compare data evaluate export gpu_check replay report runs watch".split()
 UNCHOSEN = ("hydra", "local", "methods.yaml")  # of conf/, what is read without being chosen
 

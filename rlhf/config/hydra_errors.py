@@ -371,8 +371,8 @@ def _composition_error(error: HydraException, overrides: Sequence[str]) -> Confi
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         # Hydra names only the group of a key in ppo={lr: 3}.
-        key = str(getattr(cause, "full_key", None)) if match[1] in schema_types() else match[1]
-        return unknown_key_error(key, siblings)
+        whole = getattr(cause, "full_key", None) if match[1] in schema_types() else None
+        return unknown_key_error(whole or match[1], siblings)
     reason = " ".join(str(error).split())
     if match := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{match[1]}=")), match[1])

@@ -65,8 +65,9 @@ def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
             from rlhf.run.phase_state import reopen_ppo
 
             reopen_ppo(stopped.run_dir, config)
-            words = [w for w in read_command(stopped.run_dir) if not w.startswith(f"{STEPS}=")]
-            write_command([*words, f"{STEPS}={config.ppo.steps}"], stopped.run_dir)
+            if words := read_command(stopped.run_dir):
+                words = [word for word in words if not word.startswith(f"{STEPS}=")]
+                write_command([*words, f"{STEPS}={config.ppo.steps}"], stopped.run_dir)
             if plan is not None:
                 write_json(stopped.run_dir / PLAN, plan_as_json(plan))
                 sys.stderr.write(f"plan: {plan_summary(plan)}\n")

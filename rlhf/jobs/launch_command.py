@@ -83,10 +83,7 @@ AT_RESUME = {
     AtResume.rounding: "a resumed run may change it, which changes rounding only",
     AtResume.free: "a resumed run may change it",
 }
-NO_OVERRIDES = (
-    "No overrides: this is the default run, SFT, reward model and PPO on a small generated task. "
-    "python launch.py --help lists what can be set\n"
-)
+NO_OVERRIDES = "default run, on a small generated task; python launch.py --help lists what to set\n"
 HIDDEN = ("base", "hydra")  # folders of conf/ that hold no options
 
 
@@ -263,9 +260,6 @@ def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> No
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
     wrong: ConfigError | None = None
     for word in named_words or [_name_of_override(word, entries) for word in given]:
-        if (tool := word.replace("-", "_")) in TOOLS:
-            sys.stdout.write(f"{name_commands(f'python -m rlhf.{tool}')} --help explains a tool\n")
-            continue
         try:
             _print_entries(word, entries)
         except ConfigError as error:
@@ -278,7 +272,12 @@ def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> No
 def _print_entries(word: str, entries: Mapping[str, str]) -> None:
     """Print the entries that ``word`` names, also if it is a name of another program."""
     translated = [OTHER_NAMES[word]] if word in OTHER_NAMES else []
-    if not translated and not any(word in name for name in entries):
+    is_known = translated or any(word in name for name in entries)
+    if (tool := word.replace("-", "_")) in TOOLS:
+        sys.stdout.write(f"{name_commands(f'python -m rlhf.{tool}')} --help explains a tool\n")
+        if not is_known:
+            return
+    if not is_known:
         refuse_words_of_other_programs([word])
         ours = " ".join(suggested_keys(word, schema_types())).split()
         proposed = dict.fromkeys(name for each in ours for name in (each, each.partition("=")[0]))
