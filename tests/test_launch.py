@@ -51,7 +51,7 @@ def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
         ("-m --cfg job", "--multirun (-m), --run, --cfg, --info and --shell-completion exclude"),
         ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
-        ("resume=nowhere seed=2", "nowhere is not the directory of a run: it has no config.yaml"),
+        ("resume=nowhere seed=2", "nowhere is not the directory of a run: there is no such folder"),
         (
             "zero.extra={zero_optimization:{stage:9}}",
             "zero.extra.zero_optimization.stage=9: zero.stage sets this entry; use zero.stage",

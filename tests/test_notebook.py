@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ SMALLER = {  # the same run with a smaller model, and in three steps
     "again": ["phase=pipeline_rule", "experiment=smoke", "ppo.steps=2"],
 }
 CHECKS = """
+assert repr(run.policy()) == f"LoadedPolicy('{run.run_dir}/ppo/actor')"
 assert all(len(column) == len(run.metrics["step"]) for column in run.metrics.values())
 assert set(run.samples[0]) >= {"prompt", "response", "step"}
 names = sorted(path.name for path in (run.run_dir / "mine").iterdir())
@@ -127,10 +129,11 @@ def test_a_function_typed_at_a_prompt_is_refused(monkeypatch: pytest.MonkeyPatch
         (["ppo.stepz=3"], "unknown key ppo.stepz"),
         (["experiment=smoke", "plan=only"], "plan=only and launcher.dry_run print text"),
         (["experiment=smoke", "ppo.steps=0"], "ppo.steps"),
+        ([["phase=sft"]], "an override must be a text, .* put [*] before a list of overrides"),
     ],
 )
 def test_what_the_command_refuses_is_raised(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=told):

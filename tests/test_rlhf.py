@@ -52,7 +52,7 @@ def rlhf(
         monkeypatch.setattr("runpy.run_path", lambda *_, **__: sys.exit(app.start()))
         code = 0
         try:
-            code = main()
+            main()
         except SystemExit as end:
             code = int(end.code or 0)
         return code, *capsys.readouterr()
@@ -73,7 +73,9 @@ def test_tools_are_the_modules(
         assert words == ["--help"]
     code, _, err = rlhf("evalute")
     assert code == 2
-    assert err.startswith("error: rlhf evalute: no such tool; choose one of chat, compare, data,")
+    assert err.startswith("error: cannot read evalute: it has no =; ")
+    assert err.endswith("; did you mean evaluate?\n")
+    assert rlhf("verify")[2].startswith("error: verify: not an override of rlhf; write python -m ")
 
 
 def test_a_tool_is_named_as_it_is_started(away: Path) -> None:
@@ -101,7 +103,9 @@ def test_a_stored_command_has_the_words(
     assert read_command(tmp_path) == ["seed=2", "name=a b"]
 
 
-def test_without_a_folder_tools_take_the_latest_run(away: Path) -> None:
+def test_without_a_folder_tools_take_the_latest_run(
+    away: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     refused = "RUN_DIR: none is given, and there is no runs/latest in this folder"
     with pytest.raises(ConfigError, match=refused):
         find_run_dir(None)
@@ -112,7 +116,9 @@ def test_without_a_folder_tools_take_the_latest_run(away: Path) -> None:
     replayed.mkdir()
     point_latest_to(replayed, print)
     assert find_run_dir(None).resolve() == run.resolve()
+    assert f"using runs/latest, which is {run.resolve()}\n" in capsys.readouterr().err
     assert find_run_dir("elsewhere") == Path("elsewhere")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("away")
@@ -181,9 +187,10 @@ def test_a_run_keeps_its_own_options(away: Path, rlhf: Callable[..., Answer]) ->
     words = ["--config-dir", "other", "experiment=theirs", "phase=sft", *tiny]
     ended = python("-m", "rlhf", *words, cwd=away, PYTHONPATH=f"{ROOT}:{ROOT / 'lab'}")
     assert ended.returncode == 0, ended.stderr
-    assert "\n  rlhf chat runs/smoke/" in ended.stdout
+    assert "\n  rlhf chat runs/theirs/" in ended.stdout
     assert f"rlhf 'hydra.searchpath=[file://{away}/other]' experiment=theirs" in ended.stdout
     assert (away / "runs/latest/conf/experiment/theirs.yaml").read_text() == THEIRS
+    assert (away / "runs/latest").resolve().parent.name == "theirs"
     (away / "other").rename(away / "moved")
     code, out, err = rlhf("resume=runs/latest", "launcher.dry_run=true")
     assert (code, "launch.py resume=runs/latest" in out) == (0, True), err

@@ -134,14 +134,15 @@ class _LastingFile(io.FileIO):
     """A file whose descriptor is redirected to /dev/null as soon as a write fails."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int | None:  # type: ignore[override]
-        """Write ``data``; if this fails, drop it and all later output; warn on stderr once."""
+        """Write ``data``; if this fails, drop it and all later output; warn, except of a pipe."""
         try:
             return super().write(data)
         except OSError as error:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())  # redirects output of libraries and child processes too
             os.close(null)
-            if self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
+            is_pipe = isinstance(error, BrokenPipeError)  # as in `| head`: no tool warns of it
+            if not is_pipe and self.fileno() != sys.__stderr__.fileno():  # type: ignore[union-attr]
                 sys.stderr.write(
                     f"warning: the output cannot be written ({error.strerror}); "
                     "this process continues without it\n"

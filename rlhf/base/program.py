@@ -14,6 +14,7 @@ IN_WHEEL = PACKAGE / "program"
 PROGRAM = IN_WHEEL if IN_WHEEL.is_dir() else PACKAGE.parent
 LAUNCHER = PROGRAM / "launch.py"
 CONF = PROGRAM / "conf"
+TOOLS = "chat compare data evaluate export gpu_check replay report runs watch".split()
 UNCHOSEN = ("hydra", "local", "methods.yaml")  # of conf/, what is read without being chosen
 
 

@@ -149,15 +149,19 @@ def examples_per_step(config: RunConfig, phase: Phase) -> int:
     return int(getattr(config, phase.value).batch_size)
 
 
-def largest_batch_sizes(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
-    """Return the largest batch sizes, as key=value, for which ``examples`` fill one whole batch.
+def batch_sizes_for_few(config: RunConfig, phase: Phase, *, examples: int) -> str | None:
+    """Return key=value for batches that the few ``examples`` of ``phase`` fill; None: too few.
 
-    PPO keeps its number of mini-batches per rollout if possible. None: no size is small enough.
+    Supervised phases get about 8 batches, and the epochs that end their warmup halfway. PPO gets
+    one rollout of all prompts, with its number of mini-batches if possible.
     """
     ranks, ppo = num_ranks(config), config.ppo
     if phase is not Phase.ppo:
-        size = examples - examples % ranks
-        return f"{phase}.batch_size={size}" if size else None
+        size = max(examples // 8 // ranks, 1) * ranks
+        group = getattr(config, phase.value)
+        epochs = math.ceil(2 * group.warmup_steps * size / examples) if examples else 0
+        more_epochs = f" {phase}.epochs={epochs}" if epochs > group.epochs else ""
+        return f"{phase}.batch_size={size}{more_epochs}" if examples >= size else None
     responses = examples * ppo.responses_per_prompt
     most_mini_batches = min(ppo.rollout_batch_size // ppo.mini_batch_size, responses // ranks)
     for mini_batches in range(most_mini_batches, 0, -1):

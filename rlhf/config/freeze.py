@@ -181,7 +181,9 @@ class FrozenKeys(dict[str, Any]):
 
 def _frozen_text(run_dir: Path) -> str:
     if (text := read_stored_text(run_dir / FROZEN)) is None:
-        raise CheckpointError(f"{run_dir} is not the directory of a run: it has no {FROZEN}")
+        hint = "there is no such folder; python -m rlhf.runs lists the runs of this folder"
+        reason = f"it has no {FROZEN}" if run_dir.is_dir() else hint
+        raise CheckpointError(f"{run_dir} is not the directory of a run: {reason}")
     return text
 
 

@@ -18,6 +18,8 @@ from yaml import YAMLError
 
 from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.program import CONF, TOOLS
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.choices import Phase
 from rlhf.config.hydra_parts import (
     CHOSEN_TWICE,
@@ -35,6 +37,7 @@ from rlhf.methods import how_to_install, refuse_broken_methods
 
 # Patterns of command-line words of other programs -> the words to type here instead.
 FOREIGN_WORDS: Mapping[str, str] = read_yaml_beside(__file__, "other_words.yaml")
+NO_NEAR_KEY = "; python launch.py --help PART lists the keys that have PART in their names"
 # The only group whose name on the command line differs from the key that it sets.
 REWARD_MODEL_GROUP = "model@reward_model"
 
@@ -127,7 +130,8 @@ def unknown_key_error(key: str, siblings: Iterable[str] = ()) -> ConfigError:
         return ConfigError(f"unknown key {key}{hint}")
     if meant := " or ".join(suggested_keys(key, keys)):
         return ConfigError(f"unknown key {key}; did you mean {meant}?")
-    return ConfigError(f"unknown key {key}{did_you_mean(key, [*keys, REWARD_MODEL_GROUP])}")
+    hint = did_you_mean(key, [name for name in (*keys, REWARD_MODEL_GROUP) if name != key])
+    return ConfigError(f"unknown key {key}{hint or NO_NEAR_KEY}")
 
 
 def missing_package(words: str) -> str | None:
@@ -210,11 +214,11 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
 
 
 def refuse_words_of_other_programs(words: Sequence[str]) -> None:
-    """Raise ConfigError for an override of another program; the message gives our override."""
-    for word in words:
+    """Raise ConfigError for a word that is no override of ours; the message says what to type."""
+    for word in parse_flags(words)[0].overrides:
         for pattern, ours in FOREIGN_WORDS.items():
             if match := re.fullmatch(pattern, word.lstrip("+"), re.IGNORECASE):
-                raise ConfigError(f"{word}: not a word of this program; write {match.expand(ours)}")
+                raise ConfigError(f"{word}: not an override of rlhf; write {match.expand(ours)}")
 
 
 LONGEST_WORD, MOST_DIGITS, MOST_BRACKETS, LONGEST_REASON = 16_384, 1000, 50, 300
@@ -294,14 +298,28 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
     reason = "" if reason.startswith("LexerNoViableAlt") else f": {reason}"
     override = shorten(error.override)
     key, has_value, value = override.partition("=")
-    way_out = f"""to pass text, write "{key}='{value}'\"""" if has_value else "write key=value"
-    return ConfigError(f"cannot read {override}{reason}; {way_out}")
+    if not has_value:
+        typed = f"{key.rstrip(':')}=VALUE" if key.rstrip(":") in schema_types() else "KEY=VALUE"
+        return ConfigError(
+            f"cannot read {override}: it has no =; write {typed} without spaces around =, and a "
+            f"value with spaces in two pairs of quotes: \"name='my run'\"{did_you_mean(key, TOOLS)}"
+        )
+    first, *others = re.split(r"[\s,]+(?=[\w.@]+=)", override)
+    if others and all(each.partition("=")[0] in schema_types() for each in others):
+        return ConfigError(
+            f"cannot read {override}: write {' '.join((first, *others))} without quotes or commas"
+        )
+    return ConfigError(
+        f"""cannot read {override}{reason}; to pass text, write "{key}='{value}'\""""
+    )
 
 
 def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str]) -> ConfigError:
     file = error.missing_cfg_file
     if file is None or not error.options:
-        return ConfigError(_first_line(str(error)))
+        is_of_flag = "rimary config" in str(error)
+        way_out = "; leave --config-name and --config-path out" if is_of_flag else ""
+        return ConfigError(f"{_first_line(str(error)).rstrip('.')}{way_out}")
     group, _, option = file.rpartition("/")
     key = group
     for override in overrides:
@@ -312,27 +330,22 @@ def _unknown_option_error(error: MissingConfigException, overrides: Sequence[str
     if (package := missing_package(f"{group}={option}")) is not None:
         return ConfigError(f"{key}={option}: {package}")
     wrong, path = f"unknown option {key}={option}", f"{key.rpartition('@')[2]}.path={option}"
-    if group == "model" and "/" in option:
-        return ConfigError(
-            f"{wrong}; to use a model of the hub or a folder, write {key}=pretrained {path}"
-        )
-    if group == "data" and ("/" in option or "." in option):
-        is_hub = re.fullmatch(r"[\w-]+/[\w-]+", option) is not None
-        overrides_to_use = f"data={'hub' if is_hub else 'local'} data.path={option}"
-        return ConfigError(f"{wrong}; to use data of your own, write {overrides_to_use}")
-    hint = did_you_mean(option, error.options)
     longer_options = [choice for choice in error.options if choice.startswith(option)]
-    if group == "model" and longer_options:
-        return ConfigError(f"{wrong}; did you mean {' or '.join(longer_options)}?")
+    near = " or ".join(longer_options) or nearest_name(option, error.options)
+    hint = f"; did you mean {near}?" if near else ""
     if group == "model":
-        hint += f"; if it is a model of the hub, write {key}=pretrained {path}"
-    if group == "phase":
-        hint += "; pipeline is all three: sft, reward and ppo"
+        hint += f"; for a model of the hub or a folder, write {key}=pretrained {path}"
+    if group == "data":
+        is_hub = re.fullmatch(r"[\w-]+/[\w-]+", option)
+        hint += f"; for data of your own, write data={'hub' if is_hub else 'local'} {path}"
     if group == "hardware":
+        template = relative_to_cwd(CONF / "hardware" / "template.yaml")
         hint += (
-            "; for another machine, copy conf/hardware/template.yaml to "
-            f"conf/hardware/{option}.yaml and fill in the machine's figures"
+            f"; for another machine, copy {template} to conf/hardware/{option}.yaml and fill in "
+            "the machine's figures"
         )
+    if group in ("model", "data") and (longer_options or re.search("[/.]", option)):
+        return ConfigError(f"{wrong}{hint}")
     return ConfigError(f"{wrong}; options: {', '.join(error.options)}{hint}")
 
 
@@ -357,7 +370,9 @@ def _composition_error(error: HydraException, overrides: Sequence[str]) -> Confi
     if match := re.search(rf"{NO_SUCH_KEY}([^']+)'", str(error)):
         parent = cause.parent_node if isinstance(cause, OmegaConfBaseException) else None
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
-        return unknown_key_error(match[1], siblings)
+        # Hydra names only the group of a key in ppo={lr: 3}.
+        whole = getattr(cause, "full_key", None) if match[1] in schema_types() else None
+        return unknown_key_error(whole or match[1], siblings)
     reason = " ".join(str(error).split())
     if match := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{match[1]}=")), match[1])

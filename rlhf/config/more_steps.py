@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf.base.errors import refuse_broken_rule
+from rlhf.base.errors import ConfigError, refuse_broken_rule
 from rlhf.config.choices import Phase
 from rlhf.config.schema.run import RunConfig
 
@@ -13,12 +13,18 @@ def adds_steps(frozen: RunConfig, steps: object, *, run: str) -> bool:
     """Return True if ``steps`` are more than the PPO steps with which ``run`` was started.
 
     Raises:
-        ConfigError: if steps that the run has taken would differ in a run that began with more.
+        ConfigError: if ``steps`` are fewer, or steps that the run has taken would differ in a run
+            that began with more.
     """
     ppo = frozen.ppo
     if Phase.ppo not in frozen.phase.order or ppo.steps is None or not isinstance(steps, int):
         return False
-    if steps <= ppo.steps:
+    if steps < ppo.steps:
+        raise ConfigError(
+            f"{STEPS}={steps}: a resumed run only continues, and was started with {STEPS}="
+            f"{ppo.steps}; give more than {ppo.steps}, or start a new run with from_run={run}"
+        )
+    if steps == ppo.steps:
         return False
     schedules = {
         "ppo.lr_schedule": ppo.lr_schedule,

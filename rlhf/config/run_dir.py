@@ -171,6 +171,8 @@ def find_run_dir(name: str | Path | None) -> Path:
             f"RUN_DIR: none is given, and there is no {LATEST} in this folder; name the directory "
             "of a run, or start one with python launch.py"
         )
+    if name is None:
+        _print_to_stderr(f"RUN_DIR: none is given; using {LATEST}, which is {LATEST.resolve()}")
     return expand_user_path(name or LATEST, key="RUN_DIR")
 
 

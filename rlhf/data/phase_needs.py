@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rlhf.base.errors import ConfigError, DataError
-from rlhf.config.batches import examples_per_step, largest_batch_sizes, num_phase_steps
+from rlhf.config.batches import batch_sizes_for_few, examples_per_step, num_phase_steps
 from rlhf.config.choices import Phase
 from rlhf.config.schema.ppo import check_ppo
 from rlhf.config.schema.run import RunConfig
@@ -61,7 +61,7 @@ def require_examples(config: RunConfig, examples: Mapping[Phase, PhaseExamples])
             for phase, each in short.items()
         )
         sizes = [
-            largest_batch_sizes(config, phase, examples=each.train) if each.eval else None
+            batch_sizes_for_few(config, phase, examples=each.train) if each.eval else None
             for phase, each in short.items()
         ]
         has_scores = any(each.left_out.get(SCORED) for each in short.values())

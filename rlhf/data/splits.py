@@ -26,6 +26,14 @@ BINS: Sequence[Bin] = range(2 * len(SPLIT_PHASES))
 NO_BIN, REMOVED = -1, -2  # stored instead of a bin
 
 
+# What PPO needs beside prompts, if the data has no answers to learn a model and a reward from.
+WITH_OWN_REWARD = (
+    " model=pretrained model.path=FOLDER_OR_ID "
+    "'rewards.NAME={kind: function, function: \"MODULE:FUNCTION\", run_code: true}' "
+    "(a reward of your own: docs/rewards.md)"
+)
+
+
 class PhaseData(NamedTuple):
     """The records that one phase learns from, and its held-out records.
 
@@ -198,7 +206,7 @@ def check_usable_examples(
             needed = {Phase.sft: "responses or texts", Phase.ppo: "prompts"}
             everything = [r for each in parts.values() for r in (*each.train, *each.eval)]
             others = [
-                f"phase={other}"
+                f"phase={other}{WITH_OWN_REWARD if other is Phase.ppo else ''}"
                 for other in SPLIT_PHASES
                 if other is not own and any(_is_usable(record, other) for record in everything)
             ]

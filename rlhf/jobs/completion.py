@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlhf.base.errors import ConfigError
-from rlhf.base.user_paths import expand_user_path
+from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import Phase, PlanMode, RewardKind, Source, Template
 from rlhf.config.consent import keys_that_run_code, require_consent
 from rlhf.config.effects import (
@@ -40,7 +41,7 @@ from rlhf.config.freeze import (
     load_frozen_config,
     read_command,
 )
-from rlhf.config.hydra_parts import key_of, parse_overrides
+from rlhf.config.hydra_parts import key_of, own_options_in_use, parse_overrides
 from rlhf.config.machine_rates import lacks_rates
 from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
@@ -103,11 +104,15 @@ def complete_config(job: Job) -> CompletedConfig:
     if is_secondary_node() and is_new and config.plan is PlanMode.check:
         # Check the data here too: with bad data, this node would wait for a run that never starts.
         read_loads(config, finished=reused_phases(config))
-    is_planned_here = (is_new or job.is_plan) and not is_secondary_node()
+    stopped = completed.stopped
+    has_more_steps = stopped is not None and config.ppo.steps != stopped.frozen.ppo.steps
+    is_planned_here = (is_new or job.is_plan or has_more_steps) and not is_secondary_node()
     if config.launcher.dry_run or not is_planned_here:
         return completed
     with restrict_plans_to_share(config.hardware, job.at_a_time):
-        return plan_config(completed, job)
+        planned = plan_config(completed, job)
+    # The plan of a resumed run is only printed: the run keeps the sizes with which it began.
+    return planned if is_new or job.is_plan else planned._replace(config=config)
 
 
 def build_new_config(job: Job) -> RunConfig:
@@ -122,6 +127,7 @@ def build_new_config(job: Job) -> RunConfig:
             f"{job.resume}/command.txt instead"
         )
     cfg = job.cfg
+    name_own_experiment(cfg, job.overrides)
     if (from_run := OmegaConf.select(cfg, "from_run")) is not None:
         source = expand_user_path(str(from_run), key="from_run").resolve()
         copy_keys_of_source_run(cfg, source, finished_phases(source), job.overrides)
@@ -149,6 +155,19 @@ def build_new_config(job: Job) -> RunConfig:
     for line in () if config.launcher.dry_run else describe_reward_model(config):
         Console().say(line)
     return config
+
+
+def name_own_experiment(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Set ``name`` and ``experiment`` to those of the user's own experiment, unless they are set.
+
+    Otherwise they would name the experiment that the user's file begins with.
+    """
+    is_named = any(word.lstrip("+").startswith("name=") for word in overrides)
+    for option, path in own_options_in_use(overrides):
+        if option.startswith("experiment/"):
+            for key in ("experiment",) if is_named else ("name", "experiment"):
+                if not re.search(f"(?m)^{key}:", read_user_text(path)):
+                    cfg[key] = path.stem
 
 
 def read_stopped_config(job: Job) -> tuple[RunConfig, StoppedRun]:

@@ -22,10 +22,12 @@ from rlhf.config.freeze import (
     batch_division_changes,
     keep_reduced_sizes,
     load_frozen_config,
+    read_command,
     write_command,
     write_frozen_config,
 )
 from rlhf.config.hydra_parts import SEARCH_PATH, own_options_in_use
+from rlhf.config.more_steps import STEPS
 from rlhf.config.run_dir import (
     clear_untrained_run,
     create_run_folder,
@@ -51,7 +53,7 @@ from rlhf.runtime.rendezvous import rank_from_environment
 def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
     """Write the configuration of a new or resumed run; return it and the run directory."""
     completed = completed._replace(config=store_whole_paths(completed.config))
-    config, stopped = completed.config, completed.stopped
+    config, stopped, plan = completed.config, completed.stopped, completed.plan
     if stopped is None:
         return _begin_new_run(completed, job)
     if changes := batch_division_changes(stopped.frozen, config):
@@ -63,6 +65,12 @@ def begin_run(completed: CompletedConfig, job: Job) -> tuple[RunConfig, Path]:
             from rlhf.run.phase_state import reopen_ppo
 
             reopen_ppo(stopped.run_dir, config)
+            if words := read_command(stopped.run_dir):
+                words = [word for word in words if not word.startswith(f"{STEPS}=")]
+                write_command([*words, f"{STEPS}={config.ppo.steps}"], stopped.run_dir)
+            if plan is not None:
+                write_json(stopped.run_dir / PLAN, plan_as_json(plan))
+                sys.stderr.write(f"plan: {plan_summary(plan)}\n")
         write_frozen_config(config, stopped.run_dir)
     return config, stopped.run_dir
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
@@ -29,7 +29,7 @@ from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
-from rlhf.base.program import name_commands
+from rlhf.base.program import TOOLS, name_commands
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.user_paths import read_user_text, relative_to_cwd
 from rlhf.base.versions import installed_version
@@ -42,6 +42,8 @@ from rlhf.config.hydra_errors import (
     refuse_unknown_flags,
     refuse_unreadable_words,
     refuse_words_of_other_programs,
+    schema_types,
+    suggested_keys,
     to_hydra_override,
 )
 from rlhf.config.hydra_parts import (
@@ -81,6 +83,7 @@ AT_RESUME = {
     AtResume.rounding: "a resumed run may change it, which changes rounding only",
     AtResume.free: "a resumed run may change it",
 }
+NO_OVERRIDES = "default run, on a small generated task; python launch.py --help lists what to set\n"
 HIDDEN = ("base", "hydra")  # folders of conf/ that hold no options
 
 
@@ -108,6 +111,8 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
     if "--version" in words:
         sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
         sys.exit(0)
+    if leads and not words:
+        sys.stderr.write(name_commands(NO_OVERRIDES))
     given = use_config_dir([word for word in words if not word.startswith(LOCAL_RANK)])
     typed = [to_hydra_override(word) for word in given]
     refuse_unreadable_words(typed)
@@ -253,14 +258,36 @@ def print_help(words: Sequence[str], conf: Path, own: Sequence[Path] = ()) -> No
         [*_describe_keys(RunConfig, config, config), *_describe_group_options(conf, own)]
     )
     entries |= {name: _describe_metric(info) for name, info in METRICS.items()}
+    wrong: ConfigError | None = None
     for word in named_words or [_name_of_override(word, entries) for word in given]:
-        if word in OTHER_NAMES:
-            sys.stdout.write(f"{word} of another program is called here:\n")
-        for name in (names := matching_names(OTHER_NAMES.get(word, word), entries)):
-            first, _, rest = entries[name].partition("\n")
-            text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")
-            sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(names) <= MOST_WHOLE else ""))
+        try:
+            _print_entries(word, entries)
+        except ConfigError as error:
+            wrong = wrong or error
+    if wrong is not None:
+        raise wrong
     sys.exit(0)
+
+
+def _print_entries(word: str, entries: Mapping[str, str]) -> None:
+    """Print the entries that ``word`` names, also if it is a name of another program."""
+    translated = [OTHER_NAMES[word]] if word in OTHER_NAMES else []
+    is_known = translated or any(word in name for name in entries)
+    if (tool := word.replace("-", "_")) in TOOLS:
+        sys.stdout.write(f"{name_commands(f'python -m rlhf.{tool}')} --help explains a tool\n")
+        if not is_known:
+            return
+    if not is_known:
+        refuse_words_of_other_programs([word])
+        ours = " ".join(suggested_keys(word, schema_types())).split()
+        proposed = dict.fromkeys(name for each in ours for name in (each, each.partition("=")[0]))
+        translated = [name for name in proposed if name in entries]
+    if translated:
+        sys.stdout.write(f"{word} of another program is called here:\n")
+    for name in (names := translated or matching_names(word, entries)):
+        first, _, rest = entries[name].partition("\n")
+        text = textwrap.fill(rest, 100, initial_indent="  ", subsequent_indent="  ")
+        sys.stdout.write(f"{name}{first}\n" + (f"{text}\n" if len(names) <= MOST_WHOLE else ""))
 
 
 def _name_of_override(word: str, entries: Container[str]) -> str:

@@ -116,13 +116,17 @@ def inspect_data(config: RunConfig, command: str) -> Look:
         encode_sample(phase, _records_for(phase, datasets), encoder, config)
         for phase in config.phase.order
     ]
-    unusable = {
+    counts = {
+        phase: PhaseExamples(len(part.train), len(part.eval), {}, len(part.eval))
+        for phase, part in parts.items()
+        if phase in config.phase.order
+    } | {
         sample.phase: PhaseExamples(0, 0, sample.skipped, 0)
         for sample in samples
         if sample.records and not sample.lengths
     }
     try:
-        require_examples(config, {} if findings else unusable)
+        require_examples(config, {} if findings else counts)
     except DataError as error:
         findings.append(DataFinding("refused", 1, f"`{command}` would be refused: {error}"))
     lengths = list(chain.from_iterable(_measure(sample, config) for sample in samples))

@@ -157,7 +157,11 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     folders = []
     for path in paths:
         if not (runs := list(find_folders_with(FROZEN, path))):
-            raise CheckpointError(f"{path} holds no run: no {FROZEN} is in it or in its folders")
+            reason = (
+                f"no {FROZEN} is in it or in its folders" if path.is_dir() else "no such folder"
+            )
+            hint = "python -m rlhf.runs lists the runs of this folder"
+            raise CheckpointError(f"{path} holds no run: {reason}; {hint}")
         folders += runs
     return folders
 

@@ -61,6 +61,11 @@ def launch(
         RlhfError: if the command would be refused, or a rank fails.
     """
     set_up_environment()
+    if wrong := [word for word in words if not isinstance(word, str)]:
+        raise ConfigError(
+            f"launch({wrong[0]!r}): an override must be a text, such as launch('phase=sft', "
+            "'seed=2'); put * before a list of overrides: launch(*overrides)"
+        )
     if data is not None and (given := [w for w in words if re.match(r"\+*data(\.path)?=", w)]):
         raise ConfigError(f"{given[0]}: the rows are given as data=; remove this override")
     added = [] if data is None else _store_rows(data)
@@ -182,6 +187,10 @@ class LoadedPolicy:
 
         policy = RunPolicy(run_dir, choice)
         self.talker, self.sampling = policy.talker, policy.sampling_settings
+        self._folder = policy.folder
+
+    def __repr__(self) -> str:
+        return f"LoadedPolicy({str(self._folder)!r})"
 
     def __call__(self, question: str, **sampling: Any) -> str:
         """Return an answer to a user's question, or to a prompt if the data had plain prompts.

@@ -9,7 +9,12 @@ import yaml
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.refusals import refusal_as_json
 from rlhf.config.effects import refuse_unread_keys
-from rlhf.config.hydra_errors import explain_hydra_error, schema_types, to_hydra_override
+from rlhf.config.hydra_errors import (
+    explain_hydra_error,
+    refuse_words_of_other_programs,
+    schema_types,
+    to_hydra_override,
+)
 from rlhf.config.schema.rewards import KEYS_BY_KIND, AnyRewardKind
 from rlhf.config.typed import to_run_config
 from tests.conftest import Compose
@@ -34,6 +39,7 @@ def words_of(command: str) -> list[str]:
 def refusal(compose: Compose, words: list[str]) -> str:
     """Compose and check a command's overrides; return the refusal, or "" if there is none."""
     try:
+        refuse_words_of_other_programs(words)
         refuse_unread_keys(to_run_config(compose(words)), words)
     except RlhfError as error:
         return str(error)
@@ -90,6 +96,7 @@ def test_every_good_command_is_accepted(compose: Compose) -> None:
     for line in commands("good_commands.txt"):
         command, _, note = line.partition(" # ")
         config = to_run_config(compose(words := words_of(command)))
+        refuse_words_of_other_programs(words)
         kinds |= {part.kind for part in config.rewards.values()}
         if not note:
             refuse_unread_keys(config, words)

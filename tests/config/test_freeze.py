@@ -146,7 +146,7 @@ def test_resume_adds_steps_only_if_the_steps_before_stay(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("ppo.steps=2", "the run was started with ppo.steps=3, which resume cannot change"),
+        ("ppo.steps=2", "was started with ppo.steps=3; give more than 3, or start a new run with"),
         ("model@reward_model=tiny", "the run was started with reward_model.init=sft, which resume"),
         ("run_dir=elsewhere", "the run was started with run_dir=null, which resume cannot change"),
         ("data=local", "the run was started with data.source=synthetic, which resume cannot"),

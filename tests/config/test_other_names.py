@@ -9,7 +9,6 @@ from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.hydra_errors import (
     own_keys_by_foreign_key,
     refuse_unknown_flags,
-    refuse_words_of_other_programs,
     schema_types,
     suggested_keys,
     type_of_key,
@@ -92,11 +91,3 @@ def test_keys_behind_a_flag_that_follows_keys_are_refused() -> None:
 )
 def test_options_of_hydra_and_keys_are_no_flags(words: str) -> None:
     refuse_unknown_flags(words.split())
-
-
-@pytest.mark.parametrize(("word", "ours"), MEANT["words"].items())
-def test_a_word_of_another_program_is_answered_with_ours(word: str, ours: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        refuse_words_of_other_programs([word])
-    assert ours in str(refused.value)
-    refuse_words_of_other_programs(["phase=ppo", "resume=auto", "reward=default", "model=opt_125m"])

@@ -107,7 +107,7 @@ def test_a_phase_after_one_of_another_seed_is_not_shared(compose: Compose, sourc
     [
         (Phase.sft, "", "sft starts from no earlier phase; remove from_run"),
         (Phase.ppo, "begun", r"none of the phases that ppo starts from \(sft, reward\)"),
-        (Phase.ppo, "nowhere", "is not the directory of a run: it has no config"),
+        (Phase.ppo, "nowhere", "is not the directory of a run: there is no such folder"),
     ],
 )
 def test_a_run_without_a_phase_to_take_is_refused(

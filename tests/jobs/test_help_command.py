@@ -128,6 +128,8 @@ def test_without_help_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> 
         ("sweep=clip_range", "sweep=clip_range  Does the clip range matter"),
         ("data=local data.split", "data.split = [2.0,4.0,4.0]  "),
         ("objective/kl", "objective/kl of another program is called here:\nppo/kl_to_reference  ("),
+        ("kl_coef", "kl_coef of another program is called here:\nppo.kl_ctl = 0.28  ("),
+        ("gpu-check ppo.gamma", "python -m rlhf.gpu_check --help explains a tool\nppo.gamma = "),
     ],
 )
 def test_what_is_typed_alone_is_explained(
@@ -135,6 +137,14 @@ def test_what_is_typed_alone_is_explained(
 ) -> None:
     asked(*words.split())
     assert capsys.readouterr().out.startswith(begins)
+
+
+def test_names_beside_a_wrong_one_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"^--help ppo.gama: .*did you mean ppo\.gamma"):
+        print_help(["--help", "ppo.gama", "seed"], CONF)
+    assert capsys.readouterr().out.startswith("seed = 1  ")
+    with pytest.raises(ConfigError, match=r"^verify: .* write python -m rlhf_lab\.verify"):
+        print_help(["--help", "verify"], CONF)
 
 
 def test_metrics_of_other_programs_are_metrics_here() -> None:

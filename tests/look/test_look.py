@@ -272,6 +272,8 @@ def test_examples_that_no_phase_can_use_are_refused_as_by_a_run(look: Look, tmp_
     rows = [{"prompt": f"Q {n}?", "completion": "Yes", "label": n % 5} for n in range(60)]
     said = look(write(tmp_path / "scores.jsonl", rows), *words)
     assert "would be refused: data: the sft phase has 0 examples to train on" in said
+    few = look(write(tmp_path / "few.jsonl", rows[:20]), *words)
+    assert "needs at least 32, and 1 held out. Use sft.batch_size=2 sft.epochs=" in few
     assert "Turn scores into good/bad labels in data.sets.NAME.columns" in said
     marked = [row | {"label": n % 2, "note": "ab"[n % 2]} for n, row in enumerate(rows)]
     said = look(write(tmp_path / "marks.jsonl", marked), *words)

@@ -75,6 +75,9 @@ def test_a_run_with_more_steps_equals_one_that_began_with_them(every: int, tmp_p
         assert (short / "result.json").exists()
         return
     assert more.returncode == 0, more.stderr
+    assert "plan: ZeRO stage 1, " in more.stderr
+    assert more.stderr.count("ppo 5 steps of ") == 1
+    assert "ppo.steps=3" not in (short / "command.txt").read_text()
     whole = finished(tmp_path / "whole", *words, "ppo.steps=5")
     assert differing_files(short, whole) == []
     assert [each.name for each in checkpoint_folders(short / "ppo")] == ["step-00000004"]

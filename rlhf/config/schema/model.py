@@ -105,7 +105,8 @@ def check_models(config: RunConfig) -> None:
         ),
         f"reward_model.init={reward_model.init}: PPO needs a trained reward model; add "
         "reward_model.init=pretrained reward_model.path=FOLDER, run the reward phase too, use "
-        "model@reward_model=gold, the judge of data=synthetic, or rewards (docs/rewards.md)": (
+        "model@reward_model=gold, the judge of data=synthetic, or a reward of your own: "
+        "'rewards.NAME={kind: function, function: \"MODULE:FUNCTION\", run_code: true}'": (
             has_reward_model(config)
             and Phase.ppo in order
             and Phase.reward not in order

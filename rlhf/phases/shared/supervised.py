@@ -57,7 +57,7 @@ def warn_if_lr_never_peaks(
     """Print a warning if ``phase`` ends before its learning rate has reached its peak."""
     if steps <= config.warmup_steps:
         console.say(
-            f"warning: {phase} takes {steps} steps with {phase}.warmup_steps="
+            f"warning: {phase} takes {steps} step{'s' * (steps != 1)} with {phase}.warmup_steps="
             f"{config.warmup_steps}: the learning rate never reaches {phase}.lr={config.lr:g}. "
             f"Give the phase more examples (data.split), raise {phase}.epochs, or lower "
             f"{phase}.warmup_steps or {phase}.batch_size"
