@@ -12,6 +12,8 @@ With --json, no page is served; the win rate of the choices so far is printed.
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -29,12 +31,13 @@ from rlhf.compare.preference_file import (
     PreferenceFile,
     Verdict,
     WinRate,
+    count_equal_answers,
     make_pairs,
     read_models_of_file,
     read_models_of_runs,
 )
 from rlhf.config.run_dir import find_run_dir
-from rlhf.report.page import LocalRequest, LocalServer, render_template
+from rlhf.report.page import LocalRequest, LocalServer, read_asset, render_template
 from rlhf.run.console import Console
 
 CONTENT_LENGTH = "[0-9]{1,3}"  # at most 999 bytes; a choice has about 30
@@ -45,18 +48,30 @@ BUTTONS = {  # text -> verdict; None: skip the pair
     "Both bad": Verdict.both_bad,
     "Skip": None,
 }
+KEYS = "ABTNS"  # the keys of the buttons; N: neither
+KEYS_SCRIPT = read_asset("keys.js", "rlhf.compare")
+# Browsers run only a script with this hash, so never a script in the text of a model.
+SCRIPT_HASH = base64.b64encode(hashlib.sha256(KEYS_SCRIPT.encode()).digest()).decode()
 
 
 class Comparison:
-    """The pairs to judge, one after the other, and the file that stores the choices."""
+    """The pairs to judge, one after the other, and the file that stores the choices.
+
+    ``num_equal`` more prompts have no pair, because the models gave equal answers.
+    """
 
     def __init__(
-        self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
+        self,
+        pairs: Sequence[AnswerPair],
+        models: tuple[str, str],
+        file: PreferenceFile,
+        num_equal: int = 0,
     ) -> None:
         judged = {pair.prompt_and_answers for pair, _ in file.read_choices()}
         self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in judged]
         self._models = models
         self._file = file
+        self.num_equal = num_equal
         self.num_done = 0  # pairs judged or skipped since the start; the index of the current pair
         self._lock = Lock()
 
@@ -93,7 +108,12 @@ def render_comparison(comparison: Comparison) -> str:
     if comparison.current_pair is None:
         return _render_page(result=str(comparison.win_rate))
     return _render_page(
-        pair=comparison.current_pair, progress=comparison.progress_text, index=comparison.num_done
+        pair=comparison.current_pair,
+        progress=comparison.progress_text,
+        num_equal=comparison.num_equal,
+        index=comparison.num_done,
+        buttons=zip(BUTTONS, KEYS, strict=True),
+        keys=KEYS_SCRIPT,
     )
 
 
@@ -110,8 +130,8 @@ class _Request(LocalRequest):
 
     server: ComparisonServer
     policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+        f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; "
+        "img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 
     def do_GET(self) -> None:
@@ -147,7 +167,7 @@ def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
 
 
 def _render_page(**values: object) -> str:
-    return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **values)
+    return render_template("comparison.html", package="rlhf.compare", **values)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -182,7 +202,8 @@ def _serve_comparison(options: argparse.Namespace) -> Result | None:
     console = Console()
     path = expand_user_path(options.out or default_file, key="--out")
     with closing(PreferenceFile(path)) as file:
-        comparison = Comparison(pairs, (models[0].name, models[1].name), file)
+        names = (models[0].name, models[1].name)
+        comparison = Comparison(pairs, names, file, count_equal_answers(*models))
         if options.json:
             return Result({"choices": str(file.path), **comparison.win_rate.as_json()})
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):

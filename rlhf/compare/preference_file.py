@@ -97,7 +97,7 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
     """
     pairs = []
     for prompt in first.answers:
-        if prompt in second.answers and first.answers[prompt] != second.answers[prompt]:
+        if prompt in second.answers and not _answers_alike(prompt, first, second):
             shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
             # The prompt is part of the seed, so that a reopened page shows the same order.
             random.Random(f"{seed}/{prompt}").shuffle(shown)
@@ -108,6 +108,17 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
             "compare runs with the same data and seed, or models that differ more"
         )
     return pairs
+
+
+def count_equal_answers(first: AnsweringModel, second: AnsweringModel) -> int:
+    """Return the number of prompts to which both models gave the same answer."""
+    shared = first.answers.keys() & second.answers.keys()
+    return sum(_answers_alike(prompt, first, second) for prompt in shared)
+
+
+def _answers_alike(prompt: str, first: AnsweringModel, second: AnsweringModel) -> bool:
+    """Return True if the answers differ at most in spaces at their ends, which no page shows."""
+    return first.answers[prompt].strip() == second.answers[prompt].strip()
 
 
 def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:
