@@ -111,7 +111,7 @@ def line_chart(
         title,
         f"{title}: {value_ranges}",
         unit,
-        "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
+        "" if healthy is None else "healthy range {:g} to {:g}".format(*healthy),
         [
             LegendKey(line.label, n if line.setting is None else line.setting, line.is_joined)
             for n, line in enumerate(shown)

@@ -27,6 +27,7 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
     report_parts,
+    run_title,
 )
 from rlhf.report.summary import (
     find_changed_answers,
@@ -74,7 +75,7 @@ def run_page(run: RunFiles) -> str:
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
-        title=f"{run.folder.name}: {run.config['name']}, seed {run.config['seed']}",
+        title=run_title(run.folder, run.config),
         verdict=read_verdict(run),
         subtitle=run.folder,
         run=run,

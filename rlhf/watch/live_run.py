@@ -13,6 +13,7 @@ from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
 from rlhf.report.first_screen import read_verdict
 from rlhf.report.page import Headline
+from rlhf.report.run_charts import run_title
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.results import read_run_result
@@ -47,6 +48,7 @@ class LiveRun:
         self.folder = folder
         self._beside = {"/".join(run.parts[-2:]): read_metric_series(run) for run in beside}
         self.config = read_frozen_keys(folder)
+        self.title = run_title(folder, self.config)
         self.progress = RunProgress(folder)
         self._files = [file.follow(folder) for file in (METRICS, SAMPLES, ALARMS)]
         self.curves: dict[str, list[Point]] = {}  # points by metric
@@ -67,7 +69,8 @@ class LiveRun:
             verdict = read_verdict(files)
             return Headline(f"{state.text}; {verdict.text}", verdict.is_doubtful)
         if state.word == "running":
-            words.append(f"{time_text(self.progress.hours_left())} left")
+            word = "planned" if self.progress.phase is None else "left"
+            words.append(f"{time_text(self.progress.hours_left())} {word}")
         names = (name for name in RESULT_METRICS if len(self.curves.get(name, ())) > 1)
         if (metric := next(names, None)) is not None:
             values = [value for _, value in self.curves[metric]]

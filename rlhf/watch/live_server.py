@@ -79,8 +79,7 @@ def build_run_view(run: LiveRun, before: View | None, *, is_job: bool) -> View:
             "answers", changed=rank_by_change(pairs), scores=describe_scores(run.as_run_files())
         ),
     }
-    name = f"{run.config['name']}, seed {run.config['seed']}"
-    title = f"{progress.step_text}, {name}" if progress.phase else name
+    title = f"{progress.step_text}, {run.title}" if progress.phase else run.title
     return View(title, {**sections, **parts}, charts)
 
 
