@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.program import name_commands
-from rlhf.base.stored_files import find_folders_with
+from rlhf.base.stored_files import find_entries, find_folders_with
 from rlhf.config.freeze import FROZEN
 from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, read_phase_result, read_run_result
@@ -50,6 +50,12 @@ def _print_summary(run_dir: Path, console: Console) -> None:
     if result is not None:
         console.say(read_verdict(read_run_files(run_dir)).text)
         print_summary(console, result, run_dir)
+        if find_entries(run_dir, "wandb/offline-run-*"):
+            make_views = "python -m rlhf.report.dashboards ENTITY/PROJECT"
+            console.say(
+                "after wandb sync, for views of the project: pip install 'rlhf[dashboards]' && "
+                f"{name_commands(make_views)}"
+            )
 
 
 def _write_report(run_dir: Path, console: Console) -> None:

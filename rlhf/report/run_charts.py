@@ -16,19 +16,17 @@ from rlhf.config.freeze import read_command
 from rlhf.methods import Part, installed_methods, parts_of
 from rlhf.report.charts import (
     FEWEST_JOINED,
-    PANELS,
     Chart,
     Flag,
     Line,
-    Panel,
     Point,
     PointsByMetric,
     RunFiles,
     line_chart,
     number_text,
-    panels_for_metrics,
 )
 from rlhf.run.metric_table import METRICS, documented_name
+from rlhf.run.panels import PANELS, Panel, panels_for_metrics
 from rlhf.run.step_alarms import Alarm
 
 BESIDE_TONES = (5, 6, 4, 7)  # colours of the lines of other runs, the same in every chart

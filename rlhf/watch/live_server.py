@@ -16,7 +16,6 @@ from urllib.parse import parse_qs
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
-from rlhf.report.charts import PANELS
 from rlhf.report.page import (
     CHART_SCRIPTS,
     LocalRequest,
@@ -35,6 +34,7 @@ from rlhf.report.run_charts import (
 )
 from rlhf.report.summary import rank_by_change
 from rlhf.run.metric_table import METRICS
+from rlhf.run.panels import PANELS
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
