@@ -27,11 +27,11 @@ from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.compare.preference_file import (
+    AnsweringModel,
     AnswerPair,
     PreferenceFile,
     Verdict,
     WinRate,
-    count_equal_answers,
     make_pairs,
     read_models_of_file,
     read_models_of_runs,
@@ -55,23 +55,18 @@ SCRIPT_HASH = base64.b64encode(hashlib.sha256(KEYS_SCRIPT.encode()).digest()).de
 
 
 class Comparison:
-    """The pairs to judge, one after the other, and the file that stores the choices.
-
-    ``num_equal`` more prompts have no pair, because the models gave equal answers.
-    """
+    """The pairs to judge, one after the other, and the file that stores the choices."""
 
     def __init__(
-        self,
-        pairs: Sequence[AnswerPair],
-        models: tuple[str, str],
-        file: PreferenceFile,
-        num_equal: int = 0,
+        self, models: tuple[AnsweringModel, AnsweringModel], file: PreferenceFile, *, seed: int
     ) -> None:
+        first, second = models
+        pairs = make_pairs(first, second, seed=seed)
         judged = {pair.prompt_and_answers for pair, _ in file.read_choices()}
         self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in judged]
-        self._models = models
+        self._models = (first.name, second.name)
         self._file = file
-        self.num_equal = num_equal
+        self.num_equal = len(first.answers.keys() & second.answers.keys()) - len(pairs)
         self.num_done = 0  # pairs judged or skipped since the start; the index of the current pair
         self._lock = Lock()
 
@@ -107,14 +102,8 @@ def render_comparison(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last pair."""
     if comparison.current_pair is None:
         return _render_page(result=str(comparison.win_rate))
-    return _render_page(
-        pair=comparison.current_pair,
-        progress=comparison.progress_text,
-        num_equal=comparison.num_equal,
-        index=comparison.num_done,
-        buttons=zip(BUTTONS, KEYS, strict=True),
-        keys=KEYS_SCRIPT,
-    )
+    buttons = zip(BUTTONS, KEYS, strict=True)
+    return _render_page(comparison=comparison, buttons=buttons, keys=KEYS_SCRIPT)
 
 
 class ComparisonServer(LocalServer):
@@ -198,12 +187,10 @@ def _serve_comparison(options: argparse.Namespace) -> Result | None:
         against = options.against and expand_user_path(options.against, key="--against")
         models = read_models_of_runs(run_dir, against)
         default_file = run_dir / "preferences.jsonl"
-    pairs = make_pairs(*models, seed=options.seed)
     console = Console()
     path = expand_user_path(options.out or default_file, key="--out")
     with closing(PreferenceFile(path)) as file:
-        names = (models[0].name, models[1].name)
-        comparison = Comparison(pairs, names, file, count_equal_answers(*models))
+        comparison = Comparison(models, file, seed=options.seed)
         if options.json:
             return Result({"choices": str(file.path), **comparison.win_rate.as_json()})
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):

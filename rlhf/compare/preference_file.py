@@ -92,12 +92,14 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
 def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
     """Pair the models' different answers to equal prompts; ``seed`` decides which is on the left.
 
+    Spaces at the ends of answers, which no page shows, make no difference.
+
     Raises:
         DataError: if no prompt has two different answers.
     """
     pairs = []
-    for prompt in first.answers:
-        if prompt in second.answers and not _answers_alike(prompt, first, second):
+    for prompt, answer in first.answers.items():
+        if answer.strip() != second.answers.get(prompt, answer).strip():
             shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
             # The prompt is part of the seed, so that a reopened page shows the same order.
             random.Random(f"{seed}/{prompt}").shuffle(shown)
@@ -108,17 +110,6 @@ def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> l
             "compare runs with the same data and seed, or models that differ more"
         )
     return pairs
-
-
-def count_equal_answers(first: AnsweringModel, second: AnsweringModel) -> int:
-    """Return the number of prompts to which both models gave the same answer."""
-    shared = first.answers.keys() & second.answers.keys()
-    return sum(_answers_alike(prompt, first, second) for prompt in shared)
-
-
-def _answers_alike(prompt: str, first: AnsweringModel, second: AnsweringModel) -> bool:
-    """Return True if the answers differ at most in spaces at their ends, which no page shows."""
-    return first.answers[prompt].strip() == second.answers[prompt].strip()
 
 
 def _read_actor_answers(run_dir: Path, *, is_trained: bool) -> AnsweringModel:

@@ -14,6 +14,7 @@ from rlhf.config.freeze import FROZEN
 from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, read_phase_result, read_run_result
 from rlhf.run.step_alarms import describe_divergence, read_alarms
+from rlhf.run.wandb_run import INSTALL_VIEWS, VIEWS_COMMAND
 
 
 @contextmanager
@@ -51,11 +52,8 @@ def _print_summary(run_dir: Path, console: Console) -> None:
         console.say(read_verdict(read_run_files(run_dir)).text)
         print_summary(console, result, run_dir)
         if find_entries(run_dir, "wandb/offline-run-*"):
-            make_views = "python -m rlhf.report.dashboards ENTITY/PROJECT"
-            console.say(
-                "after wandb sync, for views of the project: pip install 'rlhf[dashboards]' && "
-                f"{name_commands(make_views)}"
-            )
+            command = name_commands(f"{VIEWS_COMMAND} ENTITY/PROJECT")
+            console.say(f"after wandb sync, for views of the project: {INSTALL_VIEWS}{command}")
 
 
 def _write_report(run_dir: Path, console: Console) -> None:

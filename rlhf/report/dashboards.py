@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.hashing import sha256_of
-from rlhf.run.metric_table import METRICS, OTHER_NAMES
-from rlhf.run.panels import PANELS, Panel
+from rlhf.base.stored_files import read_stored_text
+from rlhf.run.metric_table import METRICS, OTHER_NAMES, PANELS, Panel
 from rlhf.run.wandb_run import phase_of_metric
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ def save_dashboards_once(entity: str, project: str) -> list[str]:
 
     version = sha256_of(repr(PANELS).encode())[:12]
     saved = Path(get_cache_dir()) / "rlhf-views" / f"{entity}+{project}+{version}"
-    if not saved.exists():
-        addresses = save_dashboards(entity, project)
+    if (lines := read_stored_text(saved)) is None:
+        lines = "\n".join(save_dashboards(entity, project))
         saved.parent.mkdir(parents=True, exist_ok=True)
-        saved.write_text("\n".join(addresses))
-    return saved.read_text().splitlines()
+        saved.write_text(lines)
+    return lines.splitlines()
 
 
 def _panel_title(panel: Panel) -> str:

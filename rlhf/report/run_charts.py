@@ -25,8 +25,7 @@ from rlhf.report.charts import (
     line_chart,
     number_text,
 )
-from rlhf.run.metric_table import METRICS, documented_name
-from rlhf.run.panels import PANELS, Panel, panels_for_metrics
+from rlhf.run.metric_table import METRICS, PANELS, Panel, documented_name, panels_for_metrics
 from rlhf.run.step_alarms import Alarm
 
 BESIDE_TONES = (5, 6, 4, 7)  # colours of the lines of other runs, the same in every chart

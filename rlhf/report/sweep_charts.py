@@ -21,8 +21,7 @@ from rlhf.report.charts import (
 )
 from rlhf.report.comparison import Setting, estimate_text
 from rlhf.report.run_charts import ChartSection, x_axis_label
-from rlhf.run.metric_table import METRICS
-from rlhf.run.panels import PANELS, Panel
+from rlhf.run.metric_table import METRICS, PANELS, Panel
 
 KL = "KL, nats"
 UNLIMITED = (-math.inf, math.inf)

@@ -24,8 +24,7 @@ from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.options import Backend
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
-from rlhf.run.metric_table import describe_undocumented_metric
-from rlhf.run.panels import PANELS
+from rlhf.run.metric_table import PANELS, describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
 from rlhf.run.tracker import LONG_CALL, Sample, Token, Tracker
 

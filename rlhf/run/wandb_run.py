@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.hashing import sha256_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.program import name_commands
 from rlhf.base.stored_files import (
     MANIFEST,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 INIT_TIMEOUT_SECONDS = 30.0
 INIT_ATTEMPTS = 3
+VIEWS_COMMAND = "python -m rlhf.report.dashboards"
+INSTALL_VIEWS = "pip install 'rlhf[dashboards]' && "
 VIEWS_SECONDS = 300  # limit of the process that saves the views
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
 # After a header of seven bytes, an offline run's file has the format of LevelDB's log:
@@ -52,14 +55,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.dpo: ("dpo",),
 }
 
-# Metric that can sort W&B's table of runs -> the values that W&B computes for the table.
-SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
-    (
-        *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
-        *("ppo/eval_exact", "ppo/eval_kl", "ppo/kl_to_reference", "ppo/clipfrac", "ppo/score_mean"),
-    ),
-    "max,last",
-)
+SUMMARIES: Mapping[str, str] = read_yaml_beside(__file__, "wandb_summaries.yaml")
 
 PARTS = ("samples", "eval_", "histograms")  # what a phase sends separately from a step's metrics
 
@@ -238,10 +234,10 @@ def save_views(project_path: str, say: Callable[[str], None]) -> None:
 
     ``say`` prints the address of the first view, or the command to type if there is none.
     """
-    words = ["-m", "rlhf.report.dashboards", project_path]
-    by_hand = name_commands(f"python {' '.join(words)}")
+    words = [*VIEWS_COMMAND.split()[1:], project_path]
+    by_hand = name_commands(f"{VIEWS_COMMAND} {project_path}")
     if find_spec("wandb_workspaces") is None:
-        say(f"for views of {project_path}: pip install 'rlhf[dashboards]' && {by_hand}")
+        say(f"for views of {project_path}: {INSTALL_VIEWS}{by_hand}")
         return
 
     def run_command() -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.intervals import mean_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import ALARMS, METRICS, SAMPLES, GrowingFile, find_entries
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
@@ -21,19 +22,7 @@ from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import RunProgress, RunState, time_text
 
 CURVE_PARTS = 10  # a headline compares the means of the first and the last tenth of a curve
-# Metric -> name for readers; a job's result so far is the first of these that it has logged.
-RESULT_METRICS = {
-    "ppo/eval_exact": "held-out exactly right",
-    "ppo/eval_gold": "held-out gold score",
-    "ppo/eval_score": "held-out score",
-    "ppo/score_mean": "score of rollouts",
-    "dpo/eval_accuracy": "held-out accuracy",
-    "dpo/accuracy": "accuracy of batches",
-    "reward/eval_accuracy": "held-out accuracy",
-    "reward/accuracy": "accuracy of batches",
-    "sft/eval_loss": "held-out loss",
-    "sft/loss": "loss of batches",
-}
+RESULT_METRICS: Mapping[str, str] = read_yaml_beside(__file__, "result_metrics.yaml")
 
 
 class LiveRun:

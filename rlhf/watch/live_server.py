@@ -33,8 +33,7 @@ from rlhf.report.run_charts import (
     panel_sections,
 )
 from rlhf.report.summary import rank_by_change
-from rlhf.run.metric_table import METRICS
-from rlhf.run.panels import PANELS
+from rlhf.run.metric_table import METRICS, PANELS
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf.compare.__main__ import Comparison, ComparisonServer, main
-from rlhf.compare.preference_file import AnsweringModel, PreferenceFile, make_pairs
+from rlhf.compare.preference_file import AnsweringModel, PreferenceFile
 from rlhf.report.page import HOST
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with
@@ -136,14 +136,13 @@ def check_that_nothing_is_loaded_from_elsewhere(page: Tab, address: str) -> None
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ComparisonServer]:
-    pairs = make_pairs(
-        AnsweringModel("new", {f"question {i}": f"<b>new {i}" for i in range(4)}),
-        AnsweringModel("old", {f"question {i}": f"<b>old {i}" for i in range(4)}),
-        seed=0,
+    new, old = (
+        AnsweringModel(name, {f"question {i}": f"<b>{name} {i}" for i in range(4)})
+        for name in ("new", "old")
     )
     with (
         closing(PreferenceFile(tmp_path / "p.jsonl")) as file,
-        ComparisonServer(Comparison(pairs, ("new", "old"), file), 0) as opened,
+        ComparisonServer(Comparison((new, old), file, seed=0), 0) as opened,
     ):
         thread = threading.Thread(target=opened.serve_forever, args=[0.01])
         thread.start()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf.report import dashboards
-from rlhf.run.metric_table import METRICS
-from rlhf.run.panels import PANELS
+from rlhf.run.metric_table import METRICS, PANELS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

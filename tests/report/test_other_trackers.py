@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CapabilityError
-from rlhf.run.panels import PANEL_TABLE
+from rlhf.run.metric_table import PANEL_TABLE
 from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Tracker
 from rlhf.run.trackers import TensorBoardTracker, build_tracker

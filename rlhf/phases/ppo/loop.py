@@ -222,7 +222,8 @@ class PPOTrainer:
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
         values |= engine.speed.metrics(rollout, values, train_seconds=time.monotonic() - started)
         values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
-        return PpoStats.from_metrics(values, targets)
+        losses = values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0)
+        return PpoStats(*losses, values, targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer state that later steps need, without the models, as JSON values."""

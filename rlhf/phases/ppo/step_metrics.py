@@ -38,18 +38,12 @@ EQUAL_WITHIN = 1e-6  # largest spread of equal scores; times the largest score i
 
 
 class PpoStats(NamedTuple):
-    """The result of one PPO step; losses are means per response token over all its updates."""
+    """The result of one PPO step; losses are means per response token, 0 of untrained models."""
 
     actor_loss: float
     critic_loss: float
     metrics: dict[str, float]
     targets: Targets
-
-    @classmethod
-    def from_metrics(cls, values: dict[str, float], targets: Targets) -> PpoStats:
-        """Build the result from metrics; the loss of a model that was not trained is 0."""
-        losses = values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0)
-        return cls(*losses, values, targets)
 
 
 def rollout_numbers(rollout: Rollout, targets: Targets) -> dict[str, list[float]]:
