@@ -19,7 +19,7 @@ from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.stored_files import read_stored_text
-from rlhf.run.metric_table import METRICS, OTHER_NAMES, PANELS, Panel
+from rlhf.run.metric_table import METRICS, OTHER_NAMES, PANELS
 from rlhf.run.wandb_run import phase_of_metric
 
 if TYPE_CHECKING:
@@ -101,18 +101,14 @@ def save_dashboards_once(entity: str, project: str) -> list[str]:
     return lines.splitlines()
 
 
-def _panel_title(panel: Panel) -> str:
-    """Return the panel's title, with the name that other programs give to its first metric."""
-    names = [name for name, ours in OTHER_NAMES.items() if ours == panel.metrics[0]]
-    return f"{panel.title} ({names[0]})" if names else panel.title
-
-
 def _panel_section(title: str) -> Section:
     from wandb_workspaces.reports import v2 as wr
 
+    # Users of TRL look for the name that TRL gives to a metric, the first of each list.
+    names = {ours: f" ({name})" for name, ours in reversed([*OTHER_NAMES.items()])}
     plots = [
         wr.LinePlot(
-            title=_panel_title(panel),
+            title=panel.title + names.get(panel.metrics[0], ""),
             x=f"{phase_of_metric(panel.metrics[0])}/step",
             y=list(panel.metrics),
             title_y=METRICS[panel.metrics[0]].unit,
