@@ -12,6 +12,8 @@ With --json, no page is served; the win rate of the choices so far is printed.
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.errors import ConfigError, RlhfError
 from rlhf.base.user_paths import expand_user_path
 from rlhf.compare.preference_file import (
+    AnsweringModel,
     AnswerPair,
     PreferenceFile,
     Verdict,
@@ -34,7 +37,7 @@ from rlhf.compare.preference_file import (
     read_models_of_runs,
 )
 from rlhf.config.run_dir import find_run_dir
-from rlhf.report.page import LocalRequest, LocalServer, render_template
+from rlhf.report.page import LocalRequest, LocalServer, read_asset, render_template
 from rlhf.run.console import Console
 
 CONTENT_LENGTH = "[0-9]{1,3}"  # at most 999 bytes; a choice has about 30
@@ -45,18 +48,25 @@ BUTTONS = {  # text -> verdict; None: skip the pair
     "Both bad": Verdict.both_bad,
     "Skip": None,
 }
+KEYS = "ABTNS"  # the keys of the buttons; N: neither
+KEYS_SCRIPT = read_asset("keys.js", "rlhf.compare")
+# Browsers run only a script with this hash, so never a script in the text of a model.
+SCRIPT_HASH = base64.b64encode(hashlib.sha256(KEYS_SCRIPT.encode()).digest()).decode()
 
 
 class Comparison:
     """The pairs to judge, one after the other, and the file that stores the choices."""
 
     def __init__(
-        self, pairs: Sequence[AnswerPair], models: tuple[str, str], file: PreferenceFile
+        self, models: tuple[AnsweringModel, AnsweringModel], file: PreferenceFile, *, seed: int
     ) -> None:
+        first, second = models
+        pairs = make_pairs(first, second, seed=seed)
         judged = {pair.prompt_and_answers for pair, _ in file.read_choices()}
         self._pairs = [pair for pair in pairs if pair.prompt_and_answers not in judged]
-        self._models = models
+        self._models = (first.name, second.name)
         self._file = file
+        self.num_equal = len(first.answers.keys() & second.answers.keys()) - len(pairs)
         self.num_done = 0  # pairs judged or skipped since the start; the index of the current pair
         self._lock = Lock()
 
@@ -92,9 +102,8 @@ def render_comparison(comparison: Comparison) -> str:
     """Return the HTML of the next pair, or of the result after the last pair."""
     if comparison.current_pair is None:
         return _render_page(result=str(comparison.win_rate))
-    return _render_page(
-        pair=comparison.current_pair, progress=comparison.progress_text, index=comparison.num_done
-    )
+    buttons = zip(BUTTONS, KEYS, strict=True)
+    return _render_page(comparison=comparison, buttons=buttons, keys=KEYS_SCRIPT)
 
 
 class ComparisonServer(LocalServer):
@@ -110,8 +119,8 @@ class _Request(LocalRequest):
 
     server: ComparisonServer
     policy = (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+        f"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; style-src 'unsafe-inline'; "
+        "img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     )
 
     def do_GET(self) -> None:
@@ -147,7 +156,7 @@ def _refusal_response(status: HTTPStatus) -> tuple[HTTPStatus, str]:
 
 
 def _render_page(**values: object) -> str:
-    return render_template("comparison.html", package="rlhf.compare", buttons=BUTTONS, **values)
+    return render_template("comparison.html", package="rlhf.compare", **values)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -178,11 +187,10 @@ def _serve_comparison(options: argparse.Namespace) -> Result | None:
         against = options.against and expand_user_path(options.against, key="--against")
         models = read_models_of_runs(run_dir, against)
         default_file = run_dir / "preferences.jsonl"
-    pairs = make_pairs(*models, seed=options.seed)
     console = Console()
     path = expand_user_path(options.out or default_file, key="--out")
     with closing(PreferenceFile(path)) as file:
-        comparison = Comparison(pairs, (models[0].name, models[1].name), file)
+        comparison = Comparison(models, file, seed=options.seed)
         if options.json:
             return Result({"choices": str(file.path), **comparison.win_rate.as_json()})
         with ComparisonServer(comparison, options.port) as server, suppress(KeyboardInterrupt):

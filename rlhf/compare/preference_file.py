@@ -92,12 +92,14 @@ def read_models_of_file(path: Path, names: Sequence[str]) -> tuple[AnsweringMode
 def make_pairs(first: AnsweringModel, second: AnsweringModel, *, seed: int) -> list[AnswerPair]:
     """Pair the models' different answers to equal prompts; ``seed`` decides which is on the left.
 
+    Spaces at the ends of answers, which no page shows, make no difference.
+
     Raises:
         DataError: if no prompt has two different answers.
     """
     pairs = []
-    for prompt in first.answers:
-        if prompt in second.answers and first.answers[prompt] != second.answers[prompt]:
+    for prompt, answer in first.answers.items():
+        if answer.strip() != second.answers.get(prompt, answer).strip():
             shown = [Answer(model.name, model.answers[prompt]) for model in (first, second)]
             # The prompt is part of the seed, so that a reopened page shows the same order.
             random.Random(f"{seed}/{prompt}").shuffle(shown)

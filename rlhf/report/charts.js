@@ -121,12 +121,13 @@ const draw = (chart) => {
       drawClear: [(u) => {
         const paint = paintOf(u, colour);
         drawHealthy(paint, chart);
-        paint.inside(() => chart.lines.forEach((line, index) => !isFaint(line) && drawBand(paint, line, tone(line, index))));
+        paint.inside(() => chart.lines.forEach((line, index) => line.joined && !isFaint(line) && drawBand(paint, line, tone(line, index))));
       }],
       draw: [(u) => {
         const paint = paintOf(u, colour);
         paint.inside(() => {
           chart.lines.forEach((line, index) => drawIntervals(paint, line, tone(line, index)));
+          chart.lines.forEach((line, index) => !line.joined && !isFaint(line) && drawBand(paint, line, tone(line, index)));
           for (const line of chart.lines) if (line.settings) drawNumbers(paint, line, look.picked);
           drawFlags(paint, chart.flags);
         });
@@ -247,6 +248,13 @@ document.addEventListener("chart", ({target, detail}) => {
   chart.plot.setScale("x", {min, max});
 });
 
+// A chart that has not been drawn when the page is printed would be an empty card; uPlot draws at once in a batch.
+const drawAll = () => charts.forEach((chart, box) => {
+  if (!box.clientWidth || chart.plot) return;
+  draw(chart);
+  chart.plot.batch(() => {});
+});
+addEventListener("beforeprint", drawAll);
 for (const media of ["(prefers-color-scheme: dark)", "print"]) {
   matchMedia(media).addEventListener("change", () => charts.forEach(({plot}) => plot?.redraw(false)));
 }

@@ -1,7 +1,4 @@
-"""Read the files of a run directory, and build charts as data that ``charts.js`` draws with uPlot.
-
-The main charts are listed in panels.yaml.
-"""
+"""Read the files of a run directory, and build charts as data for ``charts.js``."""
 
 from __future__ import annotations
 
@@ -11,12 +8,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
 from rlhf.base.stored_files import METRICS as METRICS_FILE
 from rlhf.base.stored_files import SAMPLES
 from rlhf.config.freeze import read_frozen_keys
-from rlhf.methods import installed_methods, read_table, refuse_broken_methods
-from rlhf.options import read_option_tables
 from rlhf.run.metric_table import METRICS, documented_name
 from rlhf.run.results import read_run_result
 from rlhf.run.step_alarms import Alarm, read_alarms
@@ -111,7 +105,7 @@ def line_chart(
         title,
         f"{title}: {value_ranges}",
         unit,
-        "" if healthy is None else "healthy: {:g} to {:g}".format(*healthy),
+        "" if healthy is None else "healthy range {:g} to {:g}".format(*healthy),
         [
             LegendKey(line.label, n if line.setting is None else line.setting, line.is_joined)
             for n, line in enumerate(shown)
@@ -178,52 +172,6 @@ def _line_data(line: Line) -> dict[str, Any]:
 
 def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") if value % 1 else int(value) for value in values]
-
-
-PANELS_FILE = "panels.yaml"
-
-
-class Panel(NamedTuple):
-    """The definition of a chart: title, metrics, and a label per metric if there are several."""
-
-    title: str
-    metrics: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-
-
-def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
-    """Return the panels of panels.yaml (or of a table in its form) by section, PPO's first."""
-    return {
-        title: [
-            Panel(name, (metrics,))
-            if isinstance(metrics, str)
-            else Panel(name, tuple(metrics), tuple(metrics.values()))
-            for name, metrics in charts.items()
-        ]
-        for title, charts in sorted(table.items(), key=lambda item: not item[0].startswith("PPO"))
-    }
-
-
-PANEL_TABLE = merge_tables(
-    [
-        read_yaml_beside(__file__, PANELS_FILE),
-        *read_option_tables(PANELS_FILE),
-        *(read_table(method, PANELS_FILE, _parse_panels) for method in installed_methods()),
-    ]
-)
-PANELS: Mapping[str, Sequence[Panel]] = _parse_panels(PANEL_TABLE)
-
-
-def panels_for_metrics(names: Iterable[str]) -> dict[str, Sequence[Panel]]:
-    """Return ``PANELS``, plus panels for those metrics ``names`` that belong to reward parts."""
-    refuse_broken_methods()
-    panels = dict(PANELS)
-    titles = {"ppo/parts/": "Parts of the score", "ppo/eval_parts/": "Parts, held-out"}
-    for prefix, title in titles.items():
-        if metrics := tuple(name for name in names if name.startswith(prefix)):
-            panel = Panel(title, metrics, tuple(name.removeprefix(prefix) for name in metrics))
-            panels["PPO: reward"] = (*panels["PPO: reward"], panel)
-    return panels
 
 
 class RunFiles(NamedTuple):

@@ -4,19 +4,22 @@
 
 Each dashboard is a saved view of the project. The views have fixed names, so the same command
 again replaces them. Building a dashboard needs neither a network nor an account; saving needs both.
+A run with tracking=wandb gives this command itself, with --once.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.command import build_command_parser, run_to_exit_code
 from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.report.charts import PANELS
-from rlhf.run.metric_table import METRICS
+from rlhf.base.hashing import sha256_of
+from rlhf.base.stored_files import read_stored_text
+from rlhf.run.metric_table import METRICS, OTHER_NAMES, PANELS
 from rlhf.run.wandb_run import phase_of_metric
 
 if TYPE_CHECKING:
@@ -82,12 +85,30 @@ def save_dashboards(entity: str, project: str) -> list[str]:
     return addresses
 
 
+def save_dashboards_once(entity: str, project: str) -> list[str]:
+    """Return the views' addresses; save the views only if this machine has not saved these yet.
+
+    A run thus keeps what its user has changed in a view, until a version has other panels.
+    """
+    from wandb.env import get_cache_dir
+
+    version = sha256_of(repr(PANELS).encode())[:12]
+    saved = Path(get_cache_dir()) / "rlhf-views" / f"{entity}+{project}+{version}"
+    if (lines := read_stored_text(saved)) is None:
+        lines = "\n".join(save_dashboards(entity, project))
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_text(lines)
+    return lines.splitlines()
+
+
 def _panel_section(title: str) -> Section:
     from wandb_workspaces.reports import v2 as wr
 
+    # Users of TRL look for the name that TRL gives to a metric, the first of each list.
+    names = {ours: f" ({name})" for name, ours in reversed([*OTHER_NAMES.items()])}
     plots = [
         wr.LinePlot(
-            title=panel.title,
+            title=panel.title + names.get(panel.metrics[0], ""),
             x=f"{phase_of_metric(panel.metrics[0])}/step",
             y=list(panel.metrics),
             title_y=METRICS[panel.metrics[0]].unit,
@@ -139,15 +160,17 @@ def main(arguments: Sequence[str]) -> int:
     """Save the dashboards of the project that the command names; return the exit code."""
     parser = build_command_parser("rlhf.report.dashboards", __doc__)
     parser.add_argument("project", metavar="ENTITY/PROJECT")
+    parser.add_argument("--once", action="store_true", help="keep views that were saved before")
     options = parser.parse_args(arguments)
-    return run_to_exit_code(lambda: _save_project_dashboards(options.project))
+    save = save_dashboards_once if options.once else save_dashboards
+    return run_to_exit_code(lambda: _save_project_dashboards(options.project, save))
 
 
-def _save_project_dashboards(project_path: str) -> None:
+def _save_project_dashboards(project_path: str, save: Callable[[str, str], list[str]]) -> None:
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", project_path):
         raise ConfigError(f"{project_path}: must be ENTITY/PROJECT, as in the project's address")
     entity, project = project_path.split("/")
-    for address in save_dashboards(entity, project):
+    for address in save(entity, project):
         sys.stdout.write(f"{address}\n")
 
 

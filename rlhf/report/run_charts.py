@@ -5,29 +5,34 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from rlhf.base.intervals import NORMAL_QUANTILE
 from rlhf.config.choices import ModelInit, RewardKind
+from rlhf.config.freeze import read_command
 from rlhf.methods import Part, installed_methods, parts_of
 from rlhf.report.charts import (
     FEWEST_JOINED,
-    PANELS,
     Chart,
     Flag,
     Line,
-    Panel,
     Point,
     PointsByMetric,
     RunFiles,
     line_chart,
     number_text,
-    panels_for_metrics,
 )
-from rlhf.run.metric_table import METRICS, documented_name
+from rlhf.run.metric_table import METRICS, PANELS, Panel, documented_name, panels_for_metrics
 from rlhf.run.step_alarms import Alarm
 
+BESIDE_TONES = (5, 6, 4, 7)  # colours of the lines of other runs, the same in every chart
+MOST_FIRST = 6  # most charts of the first section
 MOST_BARS = 100  # a curve of more points is drawn without intervals and names
+LONGEST_TITLE = 120  # characters of overrides in a title
+UNTITLED = ("-", "run_dir=", "seed=", "tracking", "plan=", "hydra.")  # they change no result
 # Labels of the x axis by the first part of a metric's name; other metrics get PPO's label.
 X_LABELS = {"sft": "SFT step", "reward": "reward model step", "ppo": "PPO step", "dpo": "DPO step"}
 
@@ -77,6 +82,12 @@ def over_optimisation_section(run: RunFiles) -> ChartSection:
     ]
     title = "Over-optimisation" if gold.points else "Score over KL"
     return ChartSection(title, charts, "Bars are 95 % intervals.")
+
+
+def run_title(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return what tells a run apart: the overrides of its command, and its seed."""
+    words = [word for word in read_command(folder) if not word.startswith(UNTITLED)]
+    return f"{shorten(' '.join(words), LONGEST_TITLE) or config['name']}, seed {config['seed']}"
 
 
 def describe_scores(run: RunFiles) -> str:
@@ -137,15 +148,20 @@ def _curve_over_kl(
 
 
 def panel_sections(run: RunFiles) -> list[ChartSection]:
-    """Return a section of charts for each section of ``PANELS``, reward parts included."""
-    return [
-        ChartSection(title, [_panel_chart(run, panel) for panel in panels])
+    """Return a section of charts for each section of ``PANELS``, reward parts included.
+
+    The first section has at most ``MOST_FIRST`` charts, two full rows; the next has the others.
+    """
+    first, second, *others = (
+        ChartSection(title, [chart for panel in panels if (chart := _panel_chart(run, panel))])
         for title, panels in panels_for_metrics(run.series).items()
-    ]
+    )
+    second = second._replace(charts=[*first.charts[MOST_FIRST:], *second.charts])
+    return [first._replace(charts=first.charts[:MOST_FIRST]), second, *others]
 
 
 def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
-    labels = panel.labels or (panel.title,)
+    labels = panel.labels or ("this run" if run.beside else panel.title,)
     lines = [
         line_or_dots(label, run.series[name])
         for name, label in zip(panel.metrics, labels, strict=True)
@@ -153,8 +169,8 @@ def _panel_chart(run: RunFiles, panel: Panel) -> Chart | None:
         if name in run.series and (name == panel.metrics[0] or any(y for _, y in run.series[name]))
     ]
     lines += [
-        line_or_dots(other, series[panel.metrics[0]])
-        for other, series in run.beside.items()
+        line_or_dots(other, series[panel.metrics[0]])._replace(setting=tone)
+        for tone, (other, series) in zip(cycle(BESIDE_TONES), run.beside.items(), strict=False)
         if panel.metrics[0] in series
     ]
     first_metric = METRICS[documented_name(panel.metrics[0])]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.program import launch_command
 from rlhf.base.stored_files import ANSWERS, EVALUATION
 from rlhf.config.freeze import read_command
@@ -27,6 +28,7 @@ from rlhf.report.run_charts import (
     over_optimisation_section,
     panel_sections,
     report_parts,
+    run_title,
 )
 from rlhf.report.summary import (
     find_changed_answers,
@@ -39,18 +41,8 @@ from rlhf.run.step_alarms import Alarm
 REPORT = "report.html"
 MOST_PROMPTS = 12  # most prompts for which answers are shown side by side
 MOST_MODELS = 4  # most models in one chart
-# Columns of the table of models: title -> key of the value in a row of figures (model_rows).
-MODEL_COLUMNS = {
-    "score": "score",
-    "right": "right",
-    "gold": "gold/gold",
-    "KL, nats": "kl",
-    "tokens": "tokens",
-    "ended": "ended_share",
-    "distinct": "distinct_responses",
-    "repeated": "repeated_share",
-    "perplexity": "perplexity",
-}
+# Title of a column -> key of its value in a row of figures (model_rows).
+MODEL_COLUMNS: Mapping[str, str] = read_yaml_beside(__file__, "model_columns.yaml")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -74,7 +66,7 @@ def run_page(run: RunFiles) -> str:
     return render_template(
         "run.html",
         scripts=["tokens.js", "samples.js"],
-        title=f"{run.folder.name}: {run.config['name']}, seed {run.config['seed']}",
+        title=run_title(run.folder, run.config),
         verdict=read_verdict(run),
         subtitle=run.folder,
         run=run,

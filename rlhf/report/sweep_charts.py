@@ -12,10 +12,8 @@ from typing import NamedTuple
 from rlhf.base.intervals import Estimate, mean_of
 from rlhf.report.charts import (
     FEWEST_JOINED,
-    PANELS,
     Chart,
     Line,
-    Panel,
     Point,
     PointsByMetric,
     line_chart,
@@ -23,7 +21,7 @@ from rlhf.report.charts import (
 )
 from rlhf.report.comparison import Setting, estimate_text
 from rlhf.report.run_charts import ChartSection, x_axis_label
-from rlhf.run.metric_table import METRICS
+from rlhf.run.metric_table import METRICS, PANELS, Panel
 
 KL = "KL, nats"
 UNLIMITED = (-math.inf, math.inf)

@@ -73,6 +73,15 @@ class TrackioTracker(Tracker):
         if step > self._logged.get(name := f"{phase}/samples", -1):
             self._run.log({name: trackio.Markdown(format_samples(samples))}, step=step)
 
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Write histograms, except those that are stored already."""
+        import trackio
+
+        shown = {f"{phase}/histograms/{name}": numbers[name] for name in numbers}
+        new = {n: each for n, each in shown.items() if step > self._logged.get(n, -1)}
+        if new:
+            self._run.log({n: trackio.Histogram(each) for n, each in new.items()}, step=step)
+
     def alert(self, alarm: Alarm) -> None:
         """Send an alarm as an alert, which Trackio forwards as its user has configured."""
         self._run.alert(title=f"{alarm.name} in {alarm.phase}", text=alarm.line)

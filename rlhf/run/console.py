@@ -26,11 +26,12 @@ SECONDS_BETWEEN_LINES = 30.0
 
 
 class KeyMetric(NamedTuple):
-    """A metric to show on the progress line, with its label and number format."""
+    """A metric to show on the progress line, with its label there and its title on pages."""
 
     name: str
     label: str
     format: str
+    title: str
 
 
 KEY_METRICS: Mapping[str, Sequence[KeyMetric]] = {

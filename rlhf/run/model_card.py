@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.program import launch_command
 from rlhf.base.safe_text import redact
 from rlhf.base.stored_files import INPUTS
@@ -23,15 +24,7 @@ FOLDER_KEYS = ("run_dir", "resume")  # config keys that name folders, not settin
 # Entries of results about time, memory or the run that trained a phase, not about the model.
 NOT_MEASURES = ("seconds", "planned", "measured", "reused_from")
 MOST_FILES = 20  # files of data that a card lists
-LIMITS_OF_USE = """\
-- It was trained for research. Nobody has tested it for harmful, false, biased or private output:
-  it is not safe to deploy.
-- It learned from the data above only, besides the model that it started from. Others may hold
-  rights to the data, and its faults become the model's.
-- The results are on held-out examples of the same data. A reward model's score compares answers to
-  one prompt; a policy can raise it without better answers."""
-SYNTHETIC = """
-- The data is a generated task about short lists of words. The model can do nothing else."""
+LIMITS_OF_USE = read_yaml_beside(__file__, "limits_of_use.yaml")
 LONGEST_TEXT = 100  # maximum number of characters of an example's question or prompt
 # Matches a prompt of one turn: alone, the last question of a longer conversation is unclear.
 QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
@@ -83,7 +76,8 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def _limits(keys: Mapping[str, Any]) -> str:
     """Return the limits of a model, as a list, from the config keys of its run."""
-    limits = LIMITS_OF_USE + (SYNTHETIC if keys["data.source"] == Source.synthetic else "")
+    is_generated = keys["data.source"] == Source.synthetic
+    limits: str = LIMITS_OF_USE["any_data"] + LIMITS_OF_USE["generated_data"] * is_generated
     for method in installed_methods():
         if f"{METHODS}.{method.name}" in keys:
             (summary, *_) = str(inspect.getdoc(type(method))).splitlines()

@@ -63,7 +63,14 @@ class Tracker:
         """Record an alarm."""
 
     def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Record lines of one step for ``log``, a file that an option adds to the run."""
+        """Record lines of one step for ``log``, a file that an option adds to the run.
+
+        By default, only the distributions of their numbers are recorded.
+        """
+        self.histograms(phase, step, numbers_by_field(log, lines))
+
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Record the distributions of ``numbers``, finite numbers of one step by their name."""
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Record the content of result.json, after the last phase."""
@@ -72,11 +79,11 @@ class Tracker:
         """Flush and close the tracker."""
 
 
-def numbers_for_histograms(log: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the finite floats in ``lines`` of the file ``log``, by histograms/LOG/NAME."""
+def numbers_by_field(log: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the finite floats in ``lines`` of the file ``log``, by LOG/NAME."""
     numbers: dict[str, list[float]] = {}
     for line in lines:
         for name, value in line.items():
             if isinstance(value, float) and math.isfinite(value):
-                numbers.setdefault(f"histograms/{Path(log).stem}/{name}", []).append(value)
+                numbers.setdefault(f"{Path(log).stem}/{name}", []).append(value)
     return numbers

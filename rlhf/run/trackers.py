@@ -24,9 +24,9 @@ from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.options import Backend
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
-from rlhf.run.metric_table import describe_undocumented_metric
+from rlhf.run.metric_table import PANELS, describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
-from rlhf.run.tracker import LONG_CALL, Sample, Token, Tracker, numbers_for_histograms
+from rlhf.run.tracker import LONG_CALL, Sample, Token, Tracker
 
 
 class TensorBoardTracker(Tracker):
@@ -52,6 +52,12 @@ class TensorBoardTracker(Tracker):
             ) from error
         self._written = _last_step_by_tag(folder)
         self._writer = SummaryWriter(str(folder))
+        # The tab Custom Scalars has the report's charts in their order.
+        layout = {
+            section: {panel.title: ["Multiline", [*panel.metrics]] for panel in panels}
+            for section, panels in PANELS.items()
+        }
+        self._writer.add_custom_scalars(layout)
         self._config = run_config
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - metric names begin with the phase
@@ -65,13 +71,13 @@ class TensorBoardTracker(Tracker):
             return
         self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
-    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write a histogram of each numeric field of an option's log."""
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Write histograms, except those that the event files have already."""
         import torch
 
-        for name, values in numbers_for_histograms(log, lines).items():
-            if step > self._written.get(f"{phase}/{name}", -1):
-                self._writer.add_histogram(f"{phase}/{name}", torch.tensor(values), step)
+        for name, values in numbers.items():
+            if step > self._written.get(tag := f"{phase}/histograms/{name}", -1):
+                self._writer.add_histogram(tag, torch.tensor(values), step)
 
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Write the hyper-parameters and the objective."""
@@ -212,6 +218,10 @@ class Trackers(Tracker):
         """Forward lines of an option's log."""
         self._call_each_tracker(lambda tracker: tracker.append(log, phase, step, lines))
 
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Forward numbers whose distributions trackers record."""
+        self._call_each_tracker(lambda tracker: tracker.histograms(phase, step, numbers))
+
     def conclude(self, result: Mapping[str, Any]) -> None:
         """Forward the content of result.json."""
         self._call_each_tracker(lambda tracker: tracker.conclude(result), is_end=True)
@@ -344,7 +354,7 @@ def build_tracker(
         return Tracker()
     builders: dict[str, Callable[[], Tracker]] = {}
     if config.tracking.wandb is not WandbMode.disabled:
-        from rlhf.run.wandb_run import WandbTracker
+        from rlhf.run.wandb_run import WandbTracker, save_views
 
         path = run_dir.resolve()
         is_job = path.parents[1].name == SWEEPS.name  # runs/sweeps/SWEEP/JOB
@@ -366,6 +376,10 @@ def build_tracker(
     for name, build in builders.items():
         with translate_errors(partial(_refuse_tracker, name)):
             others[name] = IsolatedTracker(build, config.tracking.timeout_seconds)
+    if config.tracking.wandb is WandbMode.online:
+        wandb_tracker = others["Weights & Biases"].tracker
+        assert isinstance(wandb_tracker, WandbTracker)
+        save_views(wandb_tracker.project_path, say)
     # A server chooses its own precision.
     is_fp32 = config.hardware.dtype is Dtype.fp32 and config.rollout.backend is Backend.fast
     trackers = Trackers([FileTracker(run_dir, say)], config.alarms, say, others, is_fp32=is_fp32)

@@ -7,12 +7,19 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from rlhf.base.errors import CapabilityError
 from rlhf.base.hashing import sha256_of
+from rlhf.base.packaged_yaml import read_yaml_beside
+from rlhf.base.program import name_commands
 from rlhf.base.stored_files import (
     MANIFEST,
     DamagedFileError,
@@ -23,13 +30,16 @@ from rlhf.base.stored_files import (
 from rlhf.config.choices import Phase, Source, WandbMode
 from rlhf.config.schema.run import TrackingConfig
 from rlhf.run.step_alarms import Alarm
-from rlhf.run.tracker import LONG_CALL, Sample, Tracker, numbers_for_histograms
+from rlhf.run.tracker import LONG_CALL, Sample, Tracker
 
 if TYPE_CHECKING:
     import wandb
 
 INIT_TIMEOUT_SECONDS = 30.0
 INIT_ATTEMPTS = 3
+VIEWS_COMMAND = "python -m rlhf.report.dashboards"
+INSTALL_VIEWS = "pip install 'rlhf[dashboards]' && "
+VIEWS_SECONDS = 300  # limit of the process that saves the views
 MOST_INCREMENTS = 99  # a run's page shows the latest 100 increments of a table
 # After a header of seven bytes, an offline run's file has the format of LevelDB's log:
 # https://github.com/google/leveldb/blob/main/doc/log_format.md. Its records are protocol buffers.
@@ -45,14 +55,7 @@ PREFIXES: Mapping[Phase, tuple[str, ...]] = {
     Phase.dpo: ("dpo",),
 }
 
-# Metric that can sort W&B's table of runs -> the values that W&B computes for the table.
-SUMMARIES: Mapping[str, str] = {"sft/eval_loss": "min,last"} | dict.fromkeys(
-    (
-        *("reward/eval_accuracy", "dpo/eval_accuracy", "ppo/eval_score", "ppo/eval_gold"),
-        *("ppo/eval_exact", "ppo/eval_kl", "ppo/kl_to_reference", "ppo/clipfrac", "ppo/score_mean"),
-    ),
-    "max,last",
-)
+SUMMARIES: Mapping[str, str] = read_yaml_beside(__file__, "wandb_summaries.yaml")
 
 PARTS = ("samples", "eval_", "histograms")  # what a phase sends separately from a step's metrics
 
@@ -122,13 +125,13 @@ class WandbTracker(Tracker):
             self._tables[phase].add_data(*row.values())
         self._run.log({key: self._tables[phase], f"{phase}/step": step})
 
-    def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Send a histogram of each numeric field of an option's log, unless W&B has it already."""
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        """Send histograms, unless W&B has them already."""
         import wandb
 
         shown = {
-            f"{phase}/{name}": wandb.Histogram(values)
-            for name, values in numbers_for_histograms(log, lines).items()
+            f"{phase}/histograms/{name}": wandb.Histogram(values)
+            for name, values in numbers.items()
         }
         if shown and step > self._sent.get(_common_prefix(phase, shown), -1):
             self._run.log({**shown, f"{phase}/step": step})
@@ -166,6 +169,11 @@ class WandbTracker(Tracker):
         else:
             artifact.add_reference(folder.as_uri(), name=name, checksum=False)
         self._run.log_artifact(artifact, aliases=[self._run_dir.name])
+
+    @property
+    def project_path(self) -> str:
+        """Return ENTITY/PROJECT of the run."""
+        return f"{self._run.entity}/{self._run.project}"
 
     def finish(self) -> None:
         """Upload the remaining data and end the run."""
@@ -219,6 +227,30 @@ def _build_data_artifact(data: Mapping[str, Any]) -> wandb.Artifact:
         if place.exists():  # not a pattern of several files
             artifact.add_reference(place.as_uri(), name=f"{number}-{place.name}", checksum=False)
     return artifact
+
+
+def save_views(project_path: str, say: Callable[[str], None]) -> None:
+    """Save the views of a project once; the run neither waits for this nor fails with it.
+
+    ``say`` prints the address of the first view, or the command to type if there is none.
+    """
+    words = [*VIEWS_COMMAND.split()[1:], project_path]
+    by_hand = name_commands(f"{VIEWS_COMMAND} {project_path}")
+    if find_spec("wandb_workspaces") is None:
+        say(f"for views of {project_path}: {INSTALL_VIEWS}{by_hand}")
+        return
+
+    def run_command() -> None:
+        run = partial(subprocess.run, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        try:
+            done = run([sys.executable, "-P", *words, "--once"], timeout=VIEWS_SECONDS, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = " ".join(str(getattr(error, "stderr", None) or error).split())
+            say(f"warning: no views of {project_path} were saved ({reason}). Later: {by_hand}")
+        else:
+            say(f"views of {project_path}: {done.stdout.partition(chr(10))[0]}")
+
+    Thread(target=run_command, daemon=True).start()
 
 
 def phase_of_metric(metric: str) -> Phase:

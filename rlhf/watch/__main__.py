@@ -83,7 +83,7 @@ def _draw_run(run: LiveRun) -> RenderableType:
     newest = list(zip(run.alarms[::-1], ALARM_LINES, strict=False))
     alarms = [_paragraph(alarm.line, style="red", lines=lines) for alarm, lines in newest[::-1]]
     head: list[RenderableType] = [
-        _paragraph(f"{run.config['name']}, seed {run.config['seed']}", style="bold"),
+        _paragraph(run.title, style="bold"),
         _paragraph(headline.text, style="yellow" if headline.is_doubtful else ""),
         *(_paragraph(fault, style="red", lines=MOST_LINES) for fault in run.faults),
         _phase_table(run.progress.phases()),
@@ -113,7 +113,7 @@ def _phase_table(phases: Sequence[PhaseProgress]) -> Table:
 def _metric_table(run: LiveRun) -> Table:
     table, curves = _create_table("", "", ""), run.curves
     for metric, _, value in run.key_metric_values():
-        table.add_row(metric.label, value, draw_trend(curves[metric.name]))
+        table.add_row(metric.title, value, draw_trend(curves[metric.name]))
     return table
 
 

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from rlhf.base.errors import CheckpointError
 from rlhf.base.intervals import mean_of
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import ALARMS, METRICS, SAMPLES, GrowingFile, find_entries
 from rlhf.config.freeze import FROZEN, read_frozen_keys
 from rlhf.report.charts import Point, RunFiles, add_points, read_metric_series
 from rlhf.report.first_screen import read_verdict
 from rlhf.report.page import Headline
+from rlhf.report.run_charts import run_title
 from rlhf.run.console import KEY_METRICS, KeyMetric
 from rlhf.run.policies import DERIVED_MODELS
 from rlhf.run.results import read_run_result
@@ -20,19 +22,7 @@ from rlhf.run.step_alarms import Alarm, parse_alarm
 from rlhf.watch.progress import RunProgress, RunState, time_text
 
 CURVE_PARTS = 10  # a headline compares the means of the first and the last tenth of a curve
-# Metric -> name for readers; a job's result so far is the first of these that it has logged.
-RESULT_METRICS = {
-    "ppo/eval_exact": "held-out exactly right",
-    "ppo/eval_gold": "held-out gold score",
-    "ppo/eval_score": "held-out score",
-    "ppo/score_mean": "score of rollouts",
-    "dpo/eval_accuracy": "held-out accuracy",
-    "dpo/accuracy": "accuracy of batches",
-    "reward/eval_accuracy": "held-out accuracy",
-    "reward/accuracy": "accuracy of batches",
-    "sft/eval_loss": "held-out loss",
-    "sft/loss": "loss of batches",
-}
+RESULT_METRICS: Mapping[str, str] = read_yaml_beside(__file__, "result_metrics.yaml")
 
 
 class LiveRun:
@@ -47,6 +37,7 @@ class LiveRun:
         self.folder = folder
         self._beside = {"/".join(run.parts[-2:]): read_metric_series(run) for run in beside}
         self.config = read_frozen_keys(folder)
+        self.title = run_title(folder, self.config)
         self.progress = RunProgress(folder)
         self._files = [file.follow(folder) for file in (METRICS, SAMPLES, ALARMS)]
         self.curves: dict[str, list[Point]] = {}  # points by metric
@@ -67,7 +58,8 @@ class LiveRun:
             verdict = read_verdict(files)
             return Headline(f"{state.text}; {verdict.text}", verdict.is_doubtful)
         if state.word == "running":
-            words.append(f"{time_text(self.progress.hours_left())} left")
+            word = "planned" if self.progress.phase is None else "left"
+            words.append(f"{time_text(self.progress.hours_left())} {word}")
         names = (name for name in RESULT_METRICS if len(self.curves.get(name, ())) > 1)
         if (metric := next(names, None)) is not None:
             values = [value for _, value in self.curves[metric]]

@@ -16,7 +16,6 @@ from urllib.parse import parse_qs
 
 from rlhf.base.errors import RlhfError
 from rlhf.config.freeze import FROZEN
-from rlhf.report.charts import PANELS
 from rlhf.report.page import (
     CHART_SCRIPTS,
     LocalRequest,
@@ -34,7 +33,7 @@ from rlhf.report.run_charts import (
     panel_sections,
 )
 from rlhf.report.summary import rank_by_change
-from rlhf.run.metric_table import METRICS
+from rlhf.run.metric_table import METRICS, PANELS
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.progress import short_number_text, time_text
 
@@ -79,8 +78,7 @@ def build_run_view(run: LiveRun, before: View | None, *, is_job: bool) -> View:
             "answers", changed=rank_by_change(pairs), scores=describe_scores(run.as_run_files())
         ),
     }
-    name = f"{run.config['name']}, seed {run.config['seed']}"
-    title = f"{progress.step_text}, {name}" if progress.phase else name
+    title = f"{progress.step_text}, {run.title}" if progress.phase else run.title
     return View(title, {**sections, **parts}, charts)
 
 

@@ -184,7 +184,8 @@ class RunProgress:
         is_alive = _is_process_alive(self.folder)
         late = self._pace_if_late(age)
         if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
-            return RunState("running", f"running, {last_sign}")
+            doing = "starting" if written is None else "running"
+            return RunState("running", f"{doing}, {last_sign}")
         if is_alive:
             return RunState("silent", f"may be hanging: a step takes {late:.2g} s, {last_sign}")
         advice = name_commands(f"python launch.py resume={self.folder} continues the run")

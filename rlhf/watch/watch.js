@@ -26,7 +26,8 @@
   const replace = (part, html) => {
     const focused = document.activeElement;
     const place = [...part.querySelectorAll(FOCUSABLE)].indexOf(focused);
-    const isOpen = part.querySelector(":scope > details")?.open;
+    const sections = () => [...part.querySelectorAll("details:not(figure details)")];
+    const areOpen = sections().map((each) => each.open);
     const made = document.createElement("template");
     made.innerHTML = html;
     const old = new Map([...part.querySelectorAll("figure")].map((figure) => [source.get(figure), figure]));
@@ -35,8 +36,7 @@
       if (old.has(text)) figure.replaceWith(old.get(text)); else source.set(figure, text);
     }
     part.replaceChildren(made.content);
-    const details = part.querySelector(":scope > details");
-    if (details) details.open = isOpen ?? details.open;
+    sections().forEach((each, index) => each.open = areOpen[index] ?? each.open);
     if (place < 0) return;
     (focused.isConnected ? focused : part.querySelectorAll(FOCUSABLE)[place])?.focus({preventScroll: true});
   };
@@ -68,6 +68,12 @@
     }
     version = found.version;
   };
+
+  // A print shows all charts of the open sections, also those that have not come into view.
+  addEventListener("beforeprint", () => {
+    document.querySelectorAll("[data-chart]").forEach(draw);
+    drawAll();
+  });
 
   const update = async () => {
     query.set("since", version);

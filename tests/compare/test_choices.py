@@ -112,17 +112,19 @@ def test_a_file_that_cannot_be_written_is_named(file: PreferenceFile) -> None:
 
 
 def test_a_second_page_continues_with_what_is_not_judged(file: PreferenceFile) -> None:
-    pairs = [pair(i) for i in range(4)]
-    first = Comparison(pairs, MODELS, file)
+    one, two = (AnsweringModel(name, {p: f"{name} {p}" for p in "pqrs"}) for name in MODELS)
+    first = Comparison((one, two), file, seed=0)
+    pairs, turned = (make_pairs(one, two, seed=seed) for seed in (0, 1))
+    assert pairs != turned
     first.judge(Verdict.b, index=0)
     first.judge(Verdict.b, index=0)  # a second click, or another tab that shows the first pair
     first.judge(None, index=1)
     first.judge(Verdict.tie, index=2)
     assert (first.current_pair, first.progress_text) == (pairs[3], "4 of 4")
-    turned = [AnswerPair(p, b, a) for p, a, b in pairs]
-    second = Comparison(turned, MODELS, PreferenceFile(file.path))
+    second = Comparison((one, two), PreferenceFile(file.path), seed=1)
     assert [second.current_pair, second.progress_text] == [turned[1], "1 of 2"]
-    assert second.win_rate == WinRate(MODELS, wins=0, losses=1, undecided=1)
+    is_loss = pairs[0].b.model == "two"
+    assert second.win_rate == WinRate(MODELS, 1 - is_loss, is_loss, undecided=1)
 
 
 def test_win_rate_by_hand(file: PreferenceFile) -> None:

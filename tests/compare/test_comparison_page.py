@@ -15,24 +15,28 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlhf.compare.__main__ import Comparison, ComparisonServer, main
-from rlhf.compare.preference_file import AnsweringModel, PreferenceFile, make_pairs
+from rlhf.compare.preference_file import AnsweringModel, PreferenceFile
 from rlhf.report.page import HOST
 from tests.browser import Tab, needs_chromium, tab
 from tests.compare.compared import run_with
 from tests.runs import TINY_RUN, launch, start
 
 EVIL = "<img src=http://evil.example/x onerror=\"document.title='evil'\"><b>bold</b>"
-BEFORE = [f"old answer {i}" for i in range(6)]
-AFTER = [EVIL, *(f"new answer {i}" for i in range(1, 6))]
+BEFORE = [*(f"old answer {i}" for i in range(6)), "the same", "as before"]
+AFTER = [EVIL, *(f"new answer {i}" for i in range(1, 6)), "the same", "as before"]
+KEYS = {"B is better": "b", "Tie": "T", "Both bad": "n"}  # the other buttons are clicked
+PLACE = "Pair {} of 6; at 2 more prompts both models gave the same answer"
 TEXTS = "[...document.querySelectorAll('p, pre')].map((each) => each.textContent)"
 CLICKS = ["A is better", "B is better", "A is better", "Tie", "Both bad", "Skip"]
 
 
 def click(page: Tab, label: str) -> None:
-    """Click a button, and wait until the page shows something else."""
+    """Click a button or press its key, and wait until the page shows something else."""
     shown = json.dumps(page.run(TEXTS))
-    buttons = "[...document.querySelectorAll('button')]"
-    page.run(f"{buttons}.find((each) => each.textContent === {label!r}).click()")
+    if label in KEYS:
+        page.call("Input.dispatchKeyEvent", type="keyDown", key=KEYS[label])
+    else:
+        page.run(f"document.querySelector('button[value={json.dumps(label)}]').click()")
     is_loaded = "document.readyState === 'complete'"
     page.wait_for(f"{is_loaded} && JSON.stringify({TEXTS}) !== JSON.stringify({shown})")
 
@@ -58,7 +62,7 @@ def served(*words: object, **how: Any) -> Iterator[tuple[str, subprocess.Popen[s
 @pytest.mark.slow
 @needs_chromium
 def test_choices_on_the_page_train_a_reward_model(tmp_path: Path) -> None:
-    run_dir = run_with(tmp_path / "smoke" / "run", BEFORE, AFTER)
+    run_dir = run_with(tmp_path / "smoke" / "run", [f" {text}" for text in BEFORE], AFTER)
     out, undecided = tmp_path / "p.jsonl", tmp_path / "p.undecided.jsonl"
     with socket.create_server(("127.0.0.1", 0)) as proxy:  # requests to other machines come here
         elsewhere = f"http://127.0.0.1:{proxy.getsockname()[1]}"
@@ -72,7 +76,7 @@ def test_choices_on_the_page_train_a_reward_model(tmp_path: Path) -> None:
             assert (process.returncode, complaint) == (0, "")
             assert "of 5 comparisons (95 % interval" in said.replace("\n", " ")
         assert asked_of(proxy) == []
-    assert [(row["chosen"], row["rejected"]) for row in rows(out)] == chosen
+    assert [(row["chosen"].strip(), row["rejected"].strip()) for row in rows(out)] == chosen
     assert [row["verdict"] for row in rows(undecided)] == ["tie", "both_bad"]
     few = ["data.split=[0,1,0]", "reward.batch_size=1", "reward.epochs=1", "reward.warmup_steps=0"]
     data = ["phase=reward", "data=local", f"data.path={out}"]
@@ -96,11 +100,11 @@ def asked_of(proxy: socket.socket) -> list[bytes]:
 
 def judge(page: Tab, out: Path, undecided: Path) -> list[tuple[str, str]]:
     """Click through all pairs; return the chosen and rejected texts as the page showed them."""
-    page.wait_for(f"{TEXTS}[0] === 'Pair 1 of 6'")
+    page.wait_for(f"{TEXTS}[0] === {PLACE.format(1)!r}")
     chosen = []
     for number, label in enumerate(CLICKS):
         place, question, a, b = page.run(TEXTS)
-        assert place == f"Pair {number + 1} of 6"
+        assert place == PLACE.format(number + 1)
         assert question == f"Question {number}?"
         assert {a, b} == {BEFORE[number], AFTER[number]}, "text of a model stays text"
         assert not re.search("PPO|SFT", page.run("document.documentElement.outerHTML"))
@@ -111,7 +115,7 @@ def judge(page: Tab, out: Path, undecided: Path) -> list[tuple[str, str]]:
         if number == 2:
             page.run("document.title = 'before'")
             page.call("Page.reload")
-            page.wait_for(f"document.title !== 'before' && {TEXTS}[0] === 'Pair 4 of 6'")
+            page.wait_for(f"document.title !== 'before' && {TEXTS}[0] === {PLACE.format(4)!r}")
     (result,) = page.run(TEXTS)
     wins = sum(good in AFTER for good, _ in chosen)
     share = (wins + 1) / 5
@@ -132,14 +136,13 @@ def check_that_nothing_is_loaded_from_elsewhere(page: Tab, address: str) -> None
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ComparisonServer]:
-    pairs = make_pairs(
-        AnsweringModel("new", {f"question {i}": f"<b>new {i}" for i in range(4)}),
-        AnsweringModel("old", {f"question {i}": f"<b>old {i}" for i in range(4)}),
-        seed=0,
+    new, old = (
+        AnsweringModel(name, {f"question {i}": f"<b>{name} {i}" for i in range(4)})
+        for name in ("new", "old")
     )
     with (
         closing(PreferenceFile(tmp_path / "p.jsonl")) as file,
-        ComparisonServer(Comparison(pairs, ("new", "old"), file), 0) as opened,
+        ComparisonServer(Comparison((new, old), file, seed=0), 0) as opened,
     ):
         thread = threading.Thread(target=opened.serve_forever, args=[0.01])
         thread.start()

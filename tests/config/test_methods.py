@@ -16,8 +16,7 @@ from rlhf.config.freeze import FROZEN, load_frozen_config, write_frozen_config
 from rlhf.config.schema.keys import Unread
 from rlhf.config.typed import to_run_config
 from rlhf.methods import Method, MethodKeys, Part, classes_of, parts_of
-from rlhf.report.charts import _parse_panels, panels_for_metrics
-from rlhf.run.metric_table import _parse_groups
+from rlhf.run.metric_table import _parse_groups, _parse_panels, panels_for_metrics
 from tests.conftest import Compose
 
 

@@ -68,6 +68,7 @@ class Notes(Tracker):
     saved: dict[str, Any] = field(default_factory=dict)
     sample: list[tuple[str, int, Sample]] = field(default_factory=list)
     rows: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
+    numbers: list[tuple[int, Mapping[str, Sequence[float]]]] = field(default_factory=list)
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         for name in values:
@@ -80,6 +81,9 @@ class Notes(Tracker):
     def append(self, log: str, phase: str, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         assert log in LOGS
         self.rows += [(step, line) for line in lines]
+
+    def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
+        self.numbers.append((step, numbers))
 
     def steps_with(self, name: str) -> list[int]:
         return [step for step, values in self.logged if name in values]

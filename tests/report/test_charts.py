@@ -33,7 +33,7 @@ def test_healthy_range_is_in_the_legend() -> None:
     line = Line("a", [(0, 0.0), (1, 1.0)])
     chart = chart_of([line], healthy=(0.2, 0.4))
     assert chart.data["healthy"] == (0.2, 0.4)
-    assert chart.healthy == "healthy: 0.2 to 0.4"
+    assert chart.healthy == "healthy range 0.2 to 0.4"
     assert not chart_of([line]).healthy
 
 

@@ -119,7 +119,7 @@ def page_of_charts(folder: Path) -> Path:
         line_chart("c", [Line("other", [(0, -1.0), (1, 1.0), (2, 0.0)])], x_label="share"),
     ]
     page = build_jinja_environment().from_string(PAGE)
-    texts = {"title": "t", "verdict": Headline("v", is_doubtful=False), "place": "p"}
+    texts = {"title": "t", "verdict": Headline("v", is_doubtful=False), "subtitle": "p"}
     path = folder / "page.html"
     path.write_text(page.render(shown=shown, scripts=[], **texts))
     return path

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf.report import dashboards
-from rlhf.report.charts import PANELS
-from rlhf.run.metric_table import METRICS
+from rlhf.run.metric_table import METRICS, PANELS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -22,6 +22,11 @@ def test_every_health_metric_has_a_panel_on_the_steps_of_its_phase() -> None:
         "RLHF: PPO health",
         "RLHF: SFT, reward model and DPO",
         "RLHF: Sweeps",
+    ]
+    (main, *_), *_ = (view.sections for view in views)
+    assert [panel.title for panel in main.panels][2:4] == [
+        "KL to the reference (objective/kl)",
+        "Response length (response_length)",
     ]
     shown = {
         name: panel.x
@@ -75,6 +80,20 @@ def test_the_same_command_again_replaces_what_it_saved(
     assert dashboards.main(["team/zoo"]) == 0
     assert capsys.readouterr().out == first
     assert server.ids == ["id-0", "id-1", "id-2"] * 2
+
+
+def test_a_run_saves_views_once_and_again_if_they_have_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
+    server = Server(monkeypatch)
+    for project, saved in (("team/zoo", 3), ("team/zoo", 3), ("team/farm", 6)):
+        assert dashboards.main([project, "--once"]) == 0
+        assert capsys.readouterr().out.startswith(f"https://wandb.example/{project}?nw=rlhfppo\n")
+        assert len(server.ids) == saved
+    monkeypatch.setattr(dashboards, "PANELS", {**PANELS, "PPO": PANELS["PPO"][:1]})
+    assert dashboards.main(["team/zoo", "--once"]) == 0
+    assert len(server.ids) == 9
 
 
 def test_without_an_account_the_way_out_is_said(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf.base.errors import CapabilityError
+from rlhf.run.metric_table import PANEL_TABLE
 from rlhf.run.step_alarms import Alarm, AlarmName
 from rlhf.run.tracker import Sample, Tracker
 from rlhf.run.trackers import TensorBoardTracker, build_tracker
@@ -108,6 +109,11 @@ def test_numbers_of_an_options_log_are_histograms_and_not_repeated(tmp_path: Pat
         tracker.finish()
     events = events_in(tmp_path)
     assert events.Tags()["histograms"] == ["ppo/histograms/rollouts/score"]
+    layout = events.SummaryMetadata("custom_scalars__config__").plugin_data.plugin_name
+    assert layout == "custom_scalars"
+    (stored,) = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val
+    titles = [title.encode() for title in PANEL_TABLE["PPO"]]
+    assert sorted(titles, key=stored.index) == titles, "the order of the report"
     found = events.Histograms("ppo/histograms/rollouts/score")
     assert [event.step for event in found] == [1, 2, 3]
     value = found[0].histogram_value

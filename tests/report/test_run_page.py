@@ -165,9 +165,10 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (run_dir / "ppo").mkdir()
     (run_dir / "ppo" / "held_out.json").write_text(json.dumps({"before": {"score": [1.0] * 700}}))
+    (run_dir / "command.txt").write_text("python launch.py data=local seed=1 run_dir=a ppo.lam=1\n")
     text = write_report(run_dir).read_text()
     parts = (
-        *("<h1>run: pets, seed 1</h1>", 'class="verdict', 'class="tiles"'),
+        *("<h1>data=local ppo.lam=1, seed 1</h1>", 'class="verdict', 'class="tiles"'),
         *("Reasons to doubt", "Answers before and after", "<h2>PPO</h2>", "<summary>Samples (6)"),
         *("<summary>Results", "<summary>PPO: health", "<summary>Settings"),
     )
@@ -181,12 +182,19 @@ def test_first_screen_answers_whether_the_run_was_good(made: Made) -> None:
     told = "3 of the 700 held-out prompts have samples: by gold, 1 higher, 1 lower, 1 the same;"
     assert told in changed
     assert re.findall(r"<h3>(\d)", changed) == ["1", "2", "0"], "the largest change first"
-    main = text.partition("<h2>PPO</h2>")[2].partition("</section>")[0]
-    titles = re.findall(r"<figcaption>([^<]*?) <", main)
-    assert titles == [
-        *("Score", "Gold score", "KL to the reference"),
-        *("Response length", "Entropy", "Clip fraction"),
-    ]
+    others = ["Response length", "Entropy", "Clip fraction"]
+    assert main_charts(text) == ["Score", "Gold score", "KL to the reference", *others]
+    assert "<figcaption>Reward after the" in text.partition("<summary>PPO: reward</summary>")[2]
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text(re.sub(r'"ppo/eval_(gold|exact)": [\d.]+, ', "", metrics.read_text()))
+    without_gold = main_charts(write_report(run_dir).read_text())
+    assert without_gold == ["Score", "KL to the reference", *others, "Reward after the KL penalty"]
+
+
+def main_charts(page: str) -> list[str]:
+    """Return the titles of the charts that a run's page shows unfolded."""
+    main = page.partition("<h2>PPO</h2>")[2].partition("</section>")[0]
+    return re.findall(r"<figcaption>([^<]*?) <", main)
 
 
 def test_verdict_of_a_good_run_has_no_doubt(made: Made) -> None:

@@ -15,6 +15,7 @@ import time
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import yaml
 
 from rlhf.config.choices import Source, WandbMode
 from rlhf.config.freeze import to_run_config
+from rlhf.run import wandb_run
 from rlhf.run.tracker import Sample, Token, Tracker
 from rlhf.run.trackers import FileTracker, IsolatedTracker, Trackers, build_tracker
 from rlhf.run.wandb_run import (
@@ -515,6 +517,35 @@ def test_a_pipe_among_the_files_of_attempts_is_left_alone(tmp_path: Path) -> Non
     cut_incomplete_records(tmp_path)
     assert read_wandb_history(tmp_path) == []
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("fault", ["", "error: no\n  network", "hangs"])
+def test_views_are_saved_beside_the_run_and_a_failure_is_one_line(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(command: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
+        assert command[-2:] == ["team/zoo", "--once"]
+        if fault == "hangs":
+            raise subprocess.TimeoutExpired("save", how["timeout"])
+        done = subprocess.CompletedProcess(
+            command, 2 if fault else 0, "https://a\nhttps://b", fault
+        )
+        assert how["check"]
+        done.check_returncode()
+        return done
+
+    said: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(subprocess, "run", answer)
+    wandb_run.save_views("team/zoo", said.put)
+    line = said.get(timeout=20)
+    by_hand = "python -m rlhf.report.dashboards team/zoo"
+    reasons = {"hangs": "Command 'save' timed out after 300 seconds"}
+    reason = reasons.get(fault, " ".join(fault.split()))
+    failed = f"warning: no views of team/zoo were saved ({reason}). Later: {by_hand}"
+    assert line == (failed if fault else "views of team/zoo: https://a")
+    monkeypatch.setattr(wandb_run, "find_spec", lambda _: None)
+    wandb_run.save_views("team/zoo", said.put)
+    assert said.get(timeout=20).endswith(f": pip install 'rlhf[dashboards]' && {by_hand}")
 
 
 def test_an_online_run_uses_its_data(

@@ -102,9 +102,16 @@ def test_curves_of_finished_runs_are_drawn_beside_those_of_the_run(tmp_path: Pat
     append(folder / "metrics.jsonl", ppo_lines(range(1, 5)))
     append(other / "metrics.jsonl", ppo_lines(range(1, 9)))
     with served(folder, other) as server:
-        own, beside = updates(server)["charts"][SCORE]["lines"]
+        found = updates(server)
+    own, beside = found["charts"][SCORE]["lines"]
     assert (own["label"], own["x"]) == ("rollouts", [1, 2, 3, 4])
     assert (beside["label"], beside["x"]) == ("pets/monday", [*range(1, 9)])
+    assert found["charts"]["PPO: Response length"]["lines"][0]["label"] == "this run"
+    lines = [line for chart in found["charts"].values() for line in chart["lines"]]
+    (tone,) = {line["setting"] for line in lines if line["label"] == "pets/monday"}
+    keys = re.findall(r'key s(\d)">pets/monday<', "".join(found["parts"].values()))
+    assert len(keys) > 1
+    assert set(keys) == {str(tone)}, "a run has one colour on the page"
 
 
 def test_runs_beside_are_runs_and_belong_to_the_page(

@@ -93,6 +93,7 @@ def test_state_of_a_run(
     assert state.word == word
     if word != "waiting":
         said = "began" if seconds_ago is None else "last line"
+        said = f"^starting, {said}" if seconds_ago is None and word == "running" else said
         end = f"; python launch.py resume={folder} continues the run" if word == "ended" else ""
         assert re.search(rf"{said} \d+ (s|min|h) ago{end}$", state.text)
     finish(folder)

@@ -44,7 +44,7 @@ def test_a_running_run_fills_one_screen(tmp_path: Path) -> None:
     reached = "0:24:00 left, score of rollouts 0.010 → 0.100 so far, alarms: 3"
     assert " ".join(map(str.strip, lines[1:3])) == f"running, last line 0 s ago, {reached}"
     assert re.search(r"^ppo +█{4}░{12} +10/40 +36 +0:\d\d:\d\d left +0:24:00$", text, re.MULTILINE)
-    assert re.search(r"^score +0\.10 +▁▂▃▃▄▅▆▆▇█$", text, re.MULTILINE)
+    assert re.search(r"^Score +0\.10 +▁▂▃▃▄▅▆▆▇█$", text, re.MULTILINE)
     assert "alarm clipping: ppo/clipfrac=0.5 at ppo step 5" in text
     assert "step 3. " not in text, "older alarms make room"
     shown = re.findall(r"^alarm clipping.*(?:\nword.*)*", text, re.MULTILINE)

@@ -32,6 +32,11 @@ def test_the_page_follows_a_run(tmp_path: Path) -> None:
             page.run(f"{BOX}.scrollIntoView()")  # others are drawn when they come into view
             page.wait_for(f"{X}?.length === 6 && {BOX}.querySelector('canvas') != null")
             page.run(f"window.canvas = {BOX}.querySelector('canvas')")
+            undrawn = "document.querySelectorAll('details[open] .plot:not(:has(canvas))').length"
+            assert page.run(undrawn), "charts below the window wait"
+            page.run("dispatchEvent(new Event('beforeprint'))")
+            assert page.run(undrawn) == 0, "a print has all charts"
+            page.run("document.querySelector('.tiles details').open = true")
             page.run(f"{BOX}.focus()")
             before = page.run("canvas.toDataURL()")
 
@@ -41,6 +46,7 @@ def test_the_page_follows_a_run(tmp_path: Path) -> None:
             append(folder / "samples.jsonl", [sample(0, "a dog"), sample(8, "<b>a cat</b>")])
             append(folder / "alarms.jsonl", [alarm(8)])
             page.wait_for(f"{X}.length === 8")
+            assert page.run("document.querySelector('.tiles details').open"), "stays open"
             assert page.run("document.title") == "ppo 8 of 40, pets, seed 3"
             assert page.run(f"canvas.isConnected && document.activeElement === {BOX}")
             assert page.run("canvas.toDataURL()") != before

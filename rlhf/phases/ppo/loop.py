@@ -58,6 +58,7 @@ from rlhf.phases.ppo.step_metrics import (
     early_end_reason,
     num_optimizer_steps,
     rollout_metrics,
+    rollout_numbers,
     update_score_average,
     values_to_log,
 )
@@ -65,6 +66,8 @@ from rlhf.phases.ppo.targets import TargetMaker
 from rlhf.phases.shared.checkpoints import Checkpoints
 from rlhf.phases.shared.context import RunContext, phase_tokens
 from rlhf.phases.shared.scoring import score_responses, split_rows
+
+MOST_HISTOGRAMS = 50  # steps of a run whose scores, lengths, KL and advantages trackers show
 
 
 def run_ppo(context: RunContext) -> dict[str, Any]:
@@ -95,8 +98,12 @@ def run_ppo(context: RunContext) -> dict[str, Any]:
             for hook in hooks:
                 rollout, hook_values = hook.prepare_rollout(trainer, rollout)
                 values |= hook_values
-            values |= trainer.train_rlhf(rollout).metrics
+            stats = trainer.train_rlhf(rollout)
+            values |= stats.metrics
             checkpoints.log_step(values, optimizer_steps=num_optimizer_steps(values))
+            if context.ranks.is_main and step % -(-config.steps // MOST_HISTOGRAMS) == 0:
+                spread = rollout_numbers(rollout, stats.targets)
+                context.tracker.histograms(Phase.ppo, step, spread)
             progress.advance(step, values)
             if (reason := early_end_reason(config, values)) is not None:
                 checkpoints.end_after_this_step(reason)
@@ -215,7 +222,8 @@ class PPOTrainer:
         values |= {"ppo/kl_ctl": kl_ctl} | self._finish_step(values)
         values |= engine.speed.metrics(rollout, values, train_seconds=time.monotonic() - started)
         values |= engine.constant_metrics | {"memory/peak_gib": peak_memory_gib(ranks)}
-        return PpoStats.from_metrics(values)
+        losses = values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0)
+        return PpoStats(*losses, values, targets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer state that later steps need, without the models, as JSON values."""

@@ -38,16 +38,25 @@ EQUAL_WITHIN = 1e-6  # largest spread of equal scores; times the largest score i
 
 
 class PpoStats(NamedTuple):
-    """The result of one PPO step; losses are means per response token over all its updates."""
+    """The result of one PPO step; losses are means per response token, 0 of untrained models."""
 
     actor_loss: float
     critic_loss: float
     metrics: dict[str, float]
+    targets: Targets
 
-    @classmethod
-    def from_metrics(cls, values: dict[str, float]) -> PpoStats:
-        """Build the result from metrics; the loss of a model that was not trained is 0."""
-        return cls(values.get("ppo/actor_loss", 0.0), values.get("ppo/critic_loss", 0.0), values)
+
+def rollout_numbers(rollout: Rollout, targets: Targets) -> dict[str, list[float]]:
+    """Return this rank's finite scores, lengths, KL and advantages, for histograms."""
+    keep_BT = rollout.responses.keep_BT
+    tensors = {
+        "score": rollout.scores_B,
+        "response_tokens": keep_BT.sum(dim=1),
+        "kl_to_reference": kl_per_sequence(rollout),
+        "advantages": targets.raw.advantages_BT[keep_BT],
+    }
+    finite = {name: values[values.isfinite()].tolist() for name, values in tensors.items()}
+    return {name: values for name, values in finite.items() if values}
 
 
 def rollout_metrics(

@@ -72,6 +72,13 @@ def test_what_a_run_of_ppo_tells(made: Make) -> None:
     assert result["kl_to_reference"] == result["kl_after"] != 0
     assert notes.steps_with("ppo/actor_loss") == [1, 2]
     assert notes.steps_with("ppo/eval_score") == [0, 2]
+    steps = [values for _, values in notes.logged if "ppo/score_mean" in values]
+    for (_, numbers), logged in zip(notes.numbers, steps, strict=True):
+        score, tokens, kl, advantages = numbers.values()
+        names = ("ppo/score_mean", "ppo/response_tokens", "ppo/kl_to_reference")
+        means = [sum(each) / 4 for each in (score, tokens, kl)]
+        assert means == pytest.approx([logged[name] for name in names], abs=1e-5)
+        assert len(advantages) == sum(tokens)
     low, high = result["score_gain_ci"]
     assert low <= result["score_after"] - result["score_before"] <= high
     held_out = json.loads((context.run_dir / "ppo" / "held_out.json").read_text())
