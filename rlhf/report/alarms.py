@@ -7,15 +7,17 @@ its reference or exploits its reward, rewards that fail, and scores that are equ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.report.charts import PointsByMetric
-from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain
+from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain, read_gain
 from rlhf.report.run_charts import report_parts
+from rlhf.run.step_alarms import Alarm
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
 TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy to allow it
@@ -29,36 +31,60 @@ ROUNDING = 1e-6  # scores count as equal up to this std, relative to their mean 
 PENALTY_KEYS = {"ppo": "ppo.kl_ctl", "dpo": "dpo.beta"}  # keep a policy near its reference
 RATE_KEYS = {"ppo": "ppo.actor_lr", "dpo": "dpo.lr"}  # the policy's learning rate
 DURATION_KEYS = {"ppo": "ppo.steps", "dpo": "dpo.epochs"}  # smaller values shorten training
-TEXTS = read_yaml_beside(__file__, "doubts.yaml")
+TABLES = read_yaml_beside(__file__, "doubts.yaml")
+REMEDIES: Mapping[str, Mapping[str, Any]] = TABLES["remedies"]
+MOST_KL_UNMOVED = 0.1  # nats per response; a policy with a smaller KL, ...
+MOST_CLIPPED_UNMOVED = 0.01  # ... and a smaller clip fraction, has hardly moved
 
 
-def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[str]:
-    """Return a line for each reason to doubt the results of ``phases``, most with a suggestion."""
-    lines = [f"{name} is not a finite number" for name in non_finite_names(phases)]
+class Doubt(NamedTuple):
+    """A reason to doubt a run: a line, its phase, and the name of the remedy to try first."""
+
+    line: str
+    phase: str = ""
+    remedy: str | None = None
+
+
+def doubts_of_alarms(alarms: Sequence[Alarm]) -> list[Doubt]:
+    """Return each alarm as a doubt."""
+    remedies: Mapping[str, str] = TABLES["alarms"]
+    return [Doubt(alarm.line, alarm.phase, remedies.get(alarm.name)) for alarm in alarms]
+
+
+def _doubt(name: str, **values: Any) -> Doubt:
+    """Return the doubt ``name`` of doubts.yaml with ``values`` in its text."""
+    entry, phase = TABLES["doubts"][name], values.get("phase", "ppo")
+    return Doubt(entry["text"].format(**values), phase, entry.get("remedy"))
+
+
+def find_doubts(phases: Mapping[str, Mapping[str, Any]], series: PointsByMetric) -> list[Doubt]:
+    """Return each reason to doubt the results of ``phases``, most with a suggestion."""
+    doubts = [Doubt(f"{name} is not a finite number") for name in non_finite_names(phases)]
     for name in ("reward", "dpo"):
         if name in phases:
-            lines += _accuracy_doubts(name, phases[name])
+            doubts += _accuracy_doubts(name, phases[name])
     for name in ("ppo", "dpo"):
         if name in phases:
-            lines += _policy_doubts(name, phases[name])
-    if "ppo" in phases:
-        lines += [line for part in report_parts() for line in part.doubts(phases)]
-        lines += _reward_doubts(series, has_risen=least_score_gain(phases["ppo"]) > 0)
-    return lines
+            doubts += _policy_doubts(name, phases[name])
+    if (ppo := phases.get("ppo")) is not None:
+        doubts += [Doubt(line) for part in report_parts() for line in part.doubts(phases)]
+        of_rewards = [*_reward_doubts(series, has_risen=least_score_gain(ppo) > 0)]
+        doubts += of_rewards or _gain_doubts(ppo, series)
+    return doubts
 
 
-def _accuracy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+def _accuracy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[Doubt]:
     low, high = measures["accuracy_ci"]
     is_synthetic = "best_possible_accuracy" in measures
     if low <= CHANCE:
-        yield TEXTS["guesses"].format(phase=phase, low=low, high=high, chance=CHANCE)
+        yield _doubt("guesses", phase=phase, low=low, high=high, chance=CHANCE)
     elif phase == "reward" and measures["accuracy"] >= TOO_GOOD and not is_synthetic:
-        yield TEXTS["too_good"].format(phase=phase, accuracy=measures["accuracy"])
+        yield _doubt("too_good", phase=phase, accuracy=measures["accuracy"])
     elif high - low > WIDE:
-        yield TEXTS["wide"].format(phase=phase, low=low, high=high)
+        yield _doubt("wide", phase=phase, low=low, high=high)
 
 
-def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
+def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[Doubt]:
     values = {"phase": phase, "penalty_key": PENALTY_KEYS[phase], "rate_key": RATE_KEYS[phase]}
     values |= {"duration_key": DURATION_KEYS[phase]}
     values |= {"scorer": "reward model", "cure": "train a better reward model"}
@@ -67,30 +93,53 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[str]:
     judges = judge_intervals(measures)
     fell = [judge for judge, (_, high) in judges.items() if high < 0 < least_score_gain(measures)]
     if fell:
-        yield TEXTS["exploits"].format(judge=" and ".join(fell), **values)
+        yield _doubt("exploits", judge=" and ".join(fell), **values)
     elif is_score_alone(measures):
-        yield TEXTS["unmoved"].format(judge=next(iter(judges)), **values)
+        yield _doubt("unmoved", judge=next(iter(judges)), **values)
     before, after = measures.get("response_tokens_before"), measures.get("response_tokens_after")
     if before and after is not None and not 1 / LENGTH_FACTOR <= after / before <= LENGTH_FACTOR:
-        yield TEXTS["length"].format(phase=phase, before=before, after=after)
+        yield _doubt("length", phase=phase, before=before, after=after)
     ended = measures.get("ended_share_after")
     if ended is not None and ended < FEW_ENDED:
         or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
-        yield TEXTS["few_ended"].format(phase=phase, ended=ended, or_penalty=or_penalty)
+        yield _doubt("few_ended", phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
     has_mastered = "return_after" in measures and least_score_gain(measures) > 0  # of a game
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
-        yield TEXTS["kl"].format(kl=kl / after, most=MOST_KL, **values)
+        yield _doubt("kl", kl=kl / after, most=MOST_KL, **values)
 
 
-def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
-    """Yield a line if many rewards failed, and a line if scores were equal in most steps or groups.
+def _gain_doubts(ppo: Mapping[str, Any], series: PointsByMetric) -> Iterator[Doubt]:
+    """Yield a doubt with the likely cause if PPO changed nothing that can be measured.
+
+    No doubt is yielded for a policy far from its reference, which has a doubt already.
+    """
+    gain, kl = read_gain({"ppo": ppo}), ppo.get("kl_to_reference")
+    scores = (ppo.get("score_before"), ppo.get("score_after"))
+    if gain is None or not gain.is_unmeasured or None in (kl, *scores):
+        return
+    if kl / (ppo.get("response_tokens_after") or math.inf) > MOST_KL:
+        return
+    clipped = mean_of([share for _, share in series.get("ppo/clipfrac", ())])
+    penalties = [value for _, value in series.get("ppo/kl_ctl", ())]
+    kl_ctl = penalties[-1] if penalties else 0.0
+    score_gain = scores[1] - scores[0]
+    if kl < MOST_KL_UNMOVED and clipped < MOST_CLIPPED_UNMOVED:
+        yield _doubt("stayed", kl=kl, clipped=clipped)
+    elif kl_ctl * kl > max(score_gain, 0.0):
+        yield _doubt("outweighed", kl=kl, kl_ctl=kl_ctl, gain=score_gain)
+    else:
+        yield _doubt("unmeasured", kl=kl)
+
+
+def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[Doubt]:
+    """Yield a doubt if many rewards failed, and one if scores were equal in most steps or groups.
 
     No line is yielded for scores that differed at the first step, rose, and then became equal.
     """
     failed = mean_of([share for _, share in series.get("ppo/fallback_share", ())])
     if failed > MOST_FALLBACKS:
-        yield TEXTS["failed"].format(failed=failed)
+        yield _doubt("failed", failed=failed)
     shares_by_doubt = {
         "equal_scores": _equal_score_flags(series, "ppo/score"),
         "equal_clipped": _equal_score_flags(series, "ppo/clipped_score"),
@@ -99,7 +148,7 @@ def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[str]:
     for name, shares in shares_by_doubt.items():
         if _lacks_learning_signal(shares, has_risen=has_risen):
             share = mean_of(shares)
-            yield TEXTS[name].format(count=sum(shares), steps=len(shares), share=share)
+            yield _doubt(name, count=sum(shares), steps=len(shares), share=share)
             return
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from rlhf.base.foreign_errors import reason_of
 from rlhf.base.program import name_commands
-from rlhf.base.stored_files import find_entries, find_folders_with
+from rlhf.base.stored_files import find_folders_with
 from rlhf.config.freeze import FROZEN
 from rlhf.run.console import Console
 from rlhf.run.results import finished_phases, read_phase_result, read_run_result
 from rlhf.run.step_alarms import describe_divergence, read_alarms
-from rlhf.run.wandb_run import INSTALL_VIEWS, VIEWS_COMMAND
 
 
 @contextmanager
@@ -49,11 +48,7 @@ def _print_summary(run_dir: Path, console: Console) -> None:
         done = {phase: read_phase_result(run_dir, phase) for phase in finished_phases(run_dir)}
         result = {"objective": math.nan, "phases": done, "versions": {}}
     if result is not None:
-        console.say(read_verdict(read_run_files(run_dir)).text)
-        print_summary(console, result, run_dir)
-        if find_entries(run_dir, "wandb/offline-run-*"):
-            command = name_commands(f"{VIEWS_COMMAND} ENTITY/PROJECT")
-            console.say(f"after wandb sync, for views of the project: {INSTALL_VIEWS}{command}")
+        print_summary(console, result, run_dir, read_verdict(read_run_files(run_dir)).text)
 
 
 def _write_report(run_dir: Path, console: Console) -> None:

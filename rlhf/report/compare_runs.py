@@ -369,7 +369,8 @@ def describe_doubts(number: int, setting: Setting) -> str:
         if (result := read_run_result(run.folder)) is not None:
             gain = read_gain(result["phases"])
             lines += [] if gain is None or gain.is_proven else [gain.text]
-            lines += find_doubts(result["phases"], read_metric_series(run.folder))
+            found = find_doubts(result["phases"], read_metric_series(run.folder))
+            lines += [doubt.line for doubt in found]
         if lines:
             doubted[run.folder.name] = lines[0]
     if not doubted:

@@ -47,6 +47,12 @@ class Gain(NamedTuple):
         return self.word in {"better", "higher"}
 
     @property
+    def is_unmeasured(self) -> bool:
+        """Return True if the interval shows no change, and the score did not rise instead."""
+        unmoved = ("no measurable change", "no change at any prompt")
+        return self.word in unmoved and self.score is None
+
+    @property
     def value_texts(self) -> tuple[str, str]:
         """Return the values before and after as texts."""
         form = "{:.1%}" if self.key in SHARES else "{:.3f}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import METRICS, SAMPLES
 from rlhf.base.user_paths import relative_to_cwd
-from rlhf.report.alarms import find_doubts
+from rlhf.report.alarms import doubts_of_alarms, find_doubts
 from rlhf.report.charts import read_metric_series
 from rlhf.report.next_commands import suggest_commands
 from rlhf.run.policies import DERIVED, DERIVED_MODELS, POLICIES
@@ -58,20 +58,24 @@ class SummaryBlock(NamedTuple):
     duration: str
 
 
-def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path) -> None:
-    """Print the summary of a run from ``result``, in the form of result.json."""
+def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path, verdict: str) -> None:
+    """Print the summary of a run from ``result``, in the form of result.json.
+
+    The verdict, the doubts and what to type come last: the end of the output is what a user sees.
+    """
     alarms = read_alarms(run_dir)
     console.say("")
     console.show(summary_table(result, summary_title(result, alarms)))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    doubts = [alarm.line for alarm in alarms]
-    doubts += find_doubts(result["phases"], read_metric_series(run_dir))
+    found = find_doubts(result["phases"], read_metric_series(run_dir))
+    doubts = [doubt.line for doubt in [*doubts_of_alarms(alarms), *found]]
     sections = (
         [versions] if versions else [],  # a run that an alarm stopped has no versions
         replaced_kernel_lines(result),
-        ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         answers_side_by_side(run_dir),
         list_files_of_run(run_dir),
+        [verdict],
+        ["Reasons to doubt this run", *(f"  {line}" for line in doubts)] if doubts else [],
         suggest_commands(run_dir),
     )
     for section in sections:

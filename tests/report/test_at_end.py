@@ -74,12 +74,13 @@ def test_neither_summary_nor_page_takes_the_other_along(
     assert stays in printed
 
 
-def test_the_terminal_begins_with_the_verdict_of_the_page(
+def test_the_last_screen_begins_with_the_verdict_of_the_page(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = end(run_dir, capsys).splitlines()[0]
-    assert first.endswith(" to doubt it")
-    assert f">{first}</p>" in unescape((run_dir / "report.html").read_text())
+    details, _, last_screen = end(run_dir, capsys).rpartition("Files of this run")
+    (verdict,) = (line for line in last_screen.splitlines() if line.endswith(" to doubt it"))
+    assert f">{verdict}</p>" in unescape((run_dir / "report.html").read_text())
+    assert verdict not in details
 
 
 def test_a_diverged_run_says_since_when(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +124,9 @@ def test_the_first_fault_decides_what_to_type_next(
     if phase is not None:
         diverge(run_dir, phase)
     (run_dir / "reward").mkdir()
-    (run_dir / "reward/result.json").write_text(json.dumps({"accuracy_ci": interval}))
+    (run_dir / "reward/result.json").write_text(
+        json.dumps({"accuracy": 0.6, "accuracy_ci": interval})
+    )
     assert f"  rlhf {change}" in suggest_commands(run_dir)
 
 

@@ -80,7 +80,7 @@ def test_prompts_that_all_keep_their_value_tell_nothing(tmp_path: Path) -> None:
     result = {"objective": 0.5, "phases": {"ppo": PPO | exact}}
     verdict = read_verdict(RunFiles(tmp_path, {}, {}, [], [], result))
     told = "exactly right 0.0% → 0.0% (11 held-out prompts are too few to measure it)"
-    assert verdict.text == f"no change at any prompt: {told}; no reason found to doubt it"
+    assert verdict.text == f"no change at any prompt: {told}; 1 reason to doubt it"
     assert verdict.is_doubtful
 
 

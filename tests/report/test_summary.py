@@ -76,7 +76,7 @@ def printed(result: dict[str, Any], run_dir: Path) -> list[str]:
     """The words of each line, one space apart."""
     file = StringIO()
     console = Console(file=file, force_terminal=False, width=80)
-    print_summary(console, result, run_dir)
+    print_summary(console, result, run_dir, "better: 0.3 → 0.9")
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 
@@ -168,6 +168,20 @@ def test_answers_to_the_same_prompts_stand_side_by_side(run_dir: Path) -> None:
     assert "a b" in answers_side_by_side(run_dir)[2], "JSON may hold U+2028 as it is"
 
 
+def test_the_verdict_the_doubts_and_what_to_type_come_last(run_dir: Path) -> None:
+    """On the last screen: the remedy of the first doubt is the first change to type."""
+    phases = RESULT["phases"] | {"reward": RESULT["phases"]["reward"] | {"accuracy_ci": [0.4, 0.6]}}
+    (run_dir / "reward/result.json").write_text(json.dumps(phases["reward"]))
+    (run_dir / "config.yaml").write_text("seed: 1\nppo: {kl_ctl: 0.3}\nreward: {epochs: 1}\n")
+    lines = printed(RESULT | {"phases": phases}, run_dir)
+    order = ["Files of this run", "better: 0.3 → 0.9", "Reasons to doubt this run"]
+    order += ["What to type next", "# the same run, with twice as many passes over the pairs"]
+    places = [lines.index(line) for line in order]
+    assert places == sorted(places)
+    assert lines[places[-1] + 1] == "rlhf reward.epochs=2"
+    assert "includes chance" in lines[places[2] + 1]
+
+
 def test_of_answers_with_equal_scores_those_that_have_changed_come_first() -> None:
     same, other = (({"response": "a"}, {"response": last}) for last in "ab")
     higher = ({"response": "a", "gold": 0.0}, {"response": "a", "gold": 1.0})
@@ -222,6 +236,7 @@ def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
     run_dir: Path, score: list[float], gain: list[float] | None, change: str
 ) -> None:
     result = {"steps": 56, "score_before": 1, "score_after": 2, "score_gain_ci": score}
+    result |= {"kl_to_reference": 1.0}
     result |= {"gold_before": 0.5, "gold_after": 0.5, "gold_gain_ci": gain} if gain else {}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     lines = [line.strip() for line in suggest_commands(run_dir)]
@@ -230,6 +245,7 @@ def test_a_run_that_gained_nothing_goes_on_unless_it_exploits_its_reward(
 
 def test_more_steps_are_not_advised_to_a_run_whose_answers_repeat(run_dir: Path) -> None:
     result = {"steps": 56, "score_before": 1, "score_after": 2, "score_gain_ci": [-0.5, 0.6]}
+    result |= {"kl_to_reference": 1.0}
     (run_dir / "ppo/result.json").write_text(json.dumps(result))
     alarm = {"phase": "ppo", "step": 3, "name": "duplicates", "metric": "ppo/same_response_share"}
     text = json.dumps(alarm | {"value": 0.9, "advice": "Raise it."})
