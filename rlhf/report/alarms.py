@@ -114,16 +114,15 @@ def _gain_doubts(ppo: Mapping[str, Any], series: PointsByMetric) -> Iterator[Dou
 
     No doubt is yielded for a policy far from its reference, which has a doubt already.
     """
-    gain, kl = read_gain({"ppo": ppo}), ppo.get("kl_to_reference")
-    scores = (ppo.get("score_before"), ppo.get("score_after"))
-    if gain is None or not gain.is_unmeasured or None in (kl, *scores):
+    gain = read_gain({"ppo": ppo})
+    if gain is None or not gain.is_unmeasured or "score_before" not in ppo:
         return
+    kl: float = ppo["kl_to_reference"]
     if kl / (ppo.get("response_tokens_after") or math.inf) > MOST_KL:
         return
     clipped = mean_of([share for _, share in series.get("ppo/clipfrac", ())])
-    penalties = [value for _, value in series.get("ppo/kl_ctl", ())]
-    kl_ctl = penalties[-1] if penalties else 0.0
-    score_gain = scores[1] - scores[0]
+    kl_ctl = next((value for _, value in reversed(series.get("ppo/kl_ctl", ()))), 0.0)
+    score_gain = ppo["score_after"] - ppo["score_before"]
     if kl < MOST_KL_UNMOVED and clipped < MOST_CLIPPED_UNMOVED:
         yield _doubt("stayed", kl=kl, clipped=clipped)
     elif kl_ctl * kl > max(score_gain, 0.0):

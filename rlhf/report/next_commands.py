@@ -90,7 +90,7 @@ def _read_doubts(run_dir: Path) -> list[Doubt]:
     divergence = first_divergence(alarms)
     doubts = doubts_of_alarms([divergence] if divergence else [])
     if (run_dir / "ppo/actor").exists():
-        names = finished_phases(run_dir)
+        names = map(str, finished_phases(run_dir))
         phases = {name: read_phase_result(run_dir, name) or {} for name in names}
         doubts += [*doubts_of_alarms(alarms), *find_doubts(phases, read_metric_series(run_dir))]
     return doubts
