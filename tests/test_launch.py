@@ -49,7 +49,7 @@ def test_cfg_shows_the_composed_config(tmp_path: Path) -> None:
     ("command", "message"),
     [
         ("-m ppo.cliprang=0.1,0.2", "unknown key ppo.cliprang; did you mean ppo.cliprange?"),
-        ("-m --cfg job", "--multirun (-m), --run, --cfg, --info and --shell-completion exclude"),
+        ("-m --cfg job", "--multirun (-m), --run, --cfg, --info and --shell-completion cannot"),
         ("run_dir=file/run", "the run directory file/run cannot be created (Not a directory)"),
         ("resume=nowhere seed=2", "nowhere is not the directory of a run: there is no such folder"),
         (

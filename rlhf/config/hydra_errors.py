@@ -177,7 +177,7 @@ def refuse_unreadable_words(words: Iterable[str]) -> None:
     for word in words:
         if len(word) > LONGEST_WORD or re.search(UNREADABLE_WORD, word):
             raise ConfigError(
-                f"{word[:60]}... ({len(word)} characters): a word of the command must have at most "
+                f"{word[:60]}... ({len(word)} characters): an argument can have at most "
                 f"{LONGEST_WORD} characters, keys and numbers of at most {MOST_DIGITS} each and "
                 f"{MOST_BRACKETS} brackets in a row; put long values into a file of conf/"
             )
@@ -188,13 +188,13 @@ def refuse_unknown_flags(words: Sequence[str]) -> None:
     flags, unknown = parse_flags(words)
     if flags.experimental_rerun is not None:
         raise ConfigError(
-            f"--experimental-rerun {flags.experimental_rerun}: runs the code in a pickled file, "
+            f"--experimental-rerun {flags.experimental_rerun}: would run code from a pickled file, "
             "which no run writes; python launch.py resume=RUN_DIR continues a run"
         )
     typed = next((w for w in words if w in unknown and re.match(r"--?[A-Za-z]", w)), None)
     if typed is None and unknown:
         raise ConfigError(
-            f"{unknown[0]}: no key may follow a flag that follows other keys; "
+            f"{unknown[0]}: keys cannot be on both sides of a flag; "
             "put the flags first: python launch.py -m KEY=VALUE ..."
         )
     if typed is None:
@@ -275,7 +275,7 @@ def interpolation_error(error: OmegaConfBaseException) -> ConfigError:
     reason = shorten(_first_line(str(error.msg or error)))
     return ConfigError(
         f"{error.full_key or 'the command'}: its interpolation has no value ({reason}); ${{...}} "
-        "must name another key, or with oc.env: a variable of the environment that is set"
+        "must name another key, or, with oc.env:, an environment variable that is set"
     )
 
 
@@ -285,8 +285,8 @@ def _value_error(text: str, overrides: Sequence[str]) -> ConfigError | None:
         return ConfigError(_explain_non_text_option(overrides))
     if text.startswith(FLAGS_CONFLICT):
         return ConfigError(
-            "--multirun (-m), --run, --cfg, --info and --shell-completion exclude one another: "
-            "give one of them, such as --cfg job without -m for the configuration of one run"
+            "--multirun (-m), --run, --cfg, --info and --shell-completion cannot be combined: "
+            "use only one, such as --cfg job without -m for the configuration of one run"
         )
     is_of_hydra = text.startswith((RESOLVE_ALONE, "Unable to configure"))
     return ConfigError(_first_line(text)) if is_of_hydra else None
@@ -376,7 +376,7 @@ def _composition_error(error: HydraException, overrides: Sequence[str]) -> Confi
     reason = " ".join(str(error).split())
     if match := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{match[1]}=")), match[1])
-        return ConfigError(f"{word}: the group is chosen already; write {word.lstrip('+')}")
+        return ConfigError(f"{word}: the group has an option already; write {word.lstrip('+')}")
     if match := re.match(rf"(?:{'|'.join(SWEPT)})([^']+)'", reason):
         both = "; for both in one run, tracking=wandb tracking.tensorboard=true"
         hint = both if match[1].startswith("tracking=") else ""

@@ -30,7 +30,7 @@ def adds_steps(frozen: RunConfig, steps: object, *, run: str) -> bool:
         "ppo.lr_schedule": ppo.lr_schedule,
         "ppo.critic_lr_schedule": ppo.critic_lr_schedule,
     }
-    depends = "the steps that were taken depend on the number of steps"
+    depends = "the steps so far depend on the old number of steps"
     fix = f"start a new run from the policy: model=pretrained model.path={run}/ppo/actor"
     refuse_broken_rule(
         {
@@ -38,7 +38,7 @@ def adds_steps(frozen: RunConfig, steps: object, *, run: str) -> bool:
                 f"{key}={name}: {depends}; {fix}": name in ("linear", "cosine")
                 for key, name in schedules.items()
             },
-            f"ppo.epochs={ppo.epochs} may end PPO before; {fix}": ppo.epochs is not None,
+            f"ppo.epochs={ppo.epochs} may end PPO earlier; {fix}": ppo.epochs is not None,
             f"rollout.lag={frozen.rollout.lag}: {depends}; {fix}": frozen.rollout.lag > 0,
         },
         f"resume={run} {STEPS}={steps} (the run was started with {STEPS}={ppo.steps}): ",

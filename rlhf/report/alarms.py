@@ -89,7 +89,7 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[Doubt]:
     values |= {"duration_key": DURATION_KEYS[phase]}
     values |= {"scorer": "reward model", "cure": "train a better reward model"}
     if "score_parts_after" in measures:
-        values |= {"scorer": "rewards", "cure": "correct the parts of rewards"}
+        values |= {"scorer": "rewards", "cure": "correct the parts of `rewards`"}
     judges = judge_intervals(measures)
     fell = [judge for judge, (_, high) in judges.items() if high < 0 < least_score_gain(measures)]
     if fell:

@@ -51,8 +51,8 @@ GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
 DOUBTS = {  # the sentence for each verdict that reports no difference
     "-": "no difference from the baseline can be detected",
-    "one seed": "one seed tells nothing: give three or more",
-    "two seeds": "two seeds tell nothing: give three or more",
+    "one seed": "one seed is not enough: give three or more",
+    "two seeds": "two seeds are not enough: give three or more",
     "no spread": "no spread between seeds",
     "": "objectives with different meanings are not compared",
 }
@@ -139,10 +139,10 @@ def note_lines(settings: Sequence[Setting], comparison: SettingsComparison) -> I
         names = " and ".join(place.name for place in tried.places)
         places = f" in {names}" if names else ""
         corrected = f"; corrected for {tests} differences" if tests else ""
-        chosen = " (every pair, since the baseline is not the setting tried first)"
+        chosen = " (every pair, because the baseline was not the first setting tried)"
         yield (
-            f"{len(settings)} settings compared of {tried.num_settings} tried on this question"
-            f"{places}{corrected}{chosen * (tests > 0 and tried.is_baseline_chosen)}. The best of "
+            f"{len(settings)} of {tried.num_settings} settings tried on this question{places} are "
+            f"compared{corrected}{chosen * (tests > 0 and tried.is_baseline_chosen)}. The best of "
             "several owes part of its value to luck: expect less from new seeds."
         )
     if tried.num_settings > len(settings):
@@ -151,28 +151,28 @@ def note_lines(settings: Sequence[Setting], comparison: SettingsComparison) -> I
         yield (
             "± is the 95 % interval over seeds, for a difference over pairs of runs with the same "
             "seed if there are any. higher, lower: a difference that is significant at 5 % after "
-            f"Holm's correction. {UNCLEAR} (+N): none is detected; N more seeds of each setting "
-            "detect one in 4 of 5 cases, if the true difference and spread are as measured. Choose "
-            "N before you start them."
+            f"Holm's correction. {UNCLEAR} (+N): no significant difference; N more seeds of "
+            "each setting would find it in 4 of 5 cases, if the true difference and spread are as "
+            "measured. Choose N before you start them."
         )
     elif comparison.differences:
         yield (
-            "Fewer than three seeds tell nothing about a difference and have no interval: give "
+            "Fewer than three seeds show no difference and have no interval: give "
             "seed=1,2,3 or more."
         )
     numbers = [n for n, setting in enumerate(settings, 1) if setting.shared_origins()]
     if numbers:
         named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
         yield (
-            f"Runs of setting {', '.join(map(str, numbers))} share the phases before the last, of "
-            f"{named}: ± has only the spread of the last phase. With another SFT or reward model "
+            f"Runs of setting {', '.join(map(str, numbers))} share all phases but the last, from "
+            f"{named}: ± shows only the spread of the last phase. With another SFT or reward model "
             "the results may differ by more."
         )
     known = (difference.prompt_share for difference in comparison.differences.values())
     if shares := [share for share in known if share is not None]:
         yield (
-            f"Noise of single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance of "
-            "differences over seeds: more ppo.eval_prompts reduce this part, too."
+            f"Noise from single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance "
+            "of differences over seeds: more ppo.eval_prompts reduce this part, too."
         )
     for title, reason in comparison.left_out.items():
         yield f"not compared: {title} ({reason})"
@@ -270,7 +270,7 @@ def sweep_page(
     if not unlike:
         verdict = _headline(done, comparison, study)
     if done and describe_doubts(done[0][0] + 1, done[0][1]):
-        text = f"{verdict.text}; its runs have reasons to doubt them"
+        text = f"{verdict.text}; there are reasons to doubt its runs"
         verdict = verdict._replace(text=text, is_doubtful=True)
     return render_template(
         "sweep.html",
@@ -377,8 +377,8 @@ def describe_doubts(number: int, setting: Setting) -> str:
         return ""
     name, line = next(iter(doubted.items()))
     return (
-        f"{len(doubted)} of {len(setting.runs)} runs of setting {number} have reasons to doubt "
-        f"them; {name}: {line}"
+        f"{len(doubted)} of {len(setting.runs)} runs of setting {number} give reason for "
+        f"doubt; {name}: {line}"
     )
 
 
@@ -425,5 +425,5 @@ def _settings_table(
         trials = ", ".join(map(str, trial_numbers(setting))) if study else ""
         label = f"trial {trials}: {setting.label}" if trials else setting.label
         rows.append({"label": label, "runs": counted, "measures": measures, "verdict": verdict})
-    last = "" if study else f"{goal}, to the baseline"
+    last = "" if study else f"{goal}, minus the baseline"
     return {"titles": titles, "last": last, "rows": rows}

@@ -68,7 +68,7 @@ def build_tiles(run: RunFiles) -> Iterator[Tile]:
     phases = result["phases"]
     measures: Mapping[str, Any] = next((phases[p] for p in reversed(Phase) if p in phases), {})
     if (gain := read_gain(phases)) is not None:
-        meaning = MEANINGS.get(gain.key, "a judge of your own")
+        meaning = MEANINGS.get(gain.key, "your own judge")
         size = f"; {prompts} held-out prompts" if (prompts := count_held_out(run)) else ""
         yield Tile(gain.judge, *gain.value_texts, meaning + size)
         if gain.key != TRAINED_ON and f"{TRAINED_ON}_before" in measures:
@@ -77,7 +77,7 @@ def build_tiles(run: RunFiles) -> Iterator[Tile]:
     elif "accuracy" in measures:
         low, high = measures["accuracy_ci"]
         note = f"held out; 95 % interval {low:.1%} to {high:.1%}; chance is 50 %"
-        yield Tile("pairs ranked right", "", f"{measures['accuracy']:.1%}", note)
+        yield Tile("pairs ranked correctly", "", f"{measures['accuracy']:.1%}", note)
     elif "perplexity_after" in measures:
         before, after = (number_text(measures[f"perplexity_{end}"]) for end in ENDS)
         yield Tile("perplexity", before, after, "of held-out text: lower is better")

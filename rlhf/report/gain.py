@@ -35,7 +35,7 @@ class Gain(NamedTuple):
         """Return the direction of the gain, or why the interval shows no direction."""
         low, high = self.interval or (math.inf, math.inf)
         if low == high:  # without a spread over prompts, the mean has no interval
-            return "no change at any prompt" if low == 0 else "no interval"
+            return "no change for any prompt" if low == 0 else "no interval"
         if low <= 0 <= high or not math.isfinite(high - low):
             return "no measurable change"
         up, down = ("higher", "lower") if self.key == TRAINED_ON else ("better", "worse")
@@ -49,7 +49,7 @@ class Gain(NamedTuple):
     @property
     def is_unmeasured(self) -> bool:
         """Return True if the interval shows no change, and the score did not rise instead."""
-        unmoved = ("no measurable change", "no change at any prompt")
+        unmoved = ("no measurable change", "no change for any prompt")
         return self.word in unmoved and self.score is None
 
     @property

@@ -122,10 +122,10 @@ def test_resume_may_be_started_in_another_way(compose: Compose) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["ppo.lr_schedule=linear"], "ppo.lr_schedule=linear: the steps that were taken depend"),
-        (["ppo.critic_lr_schedule=cosine"], "ppo.critic_lr_schedule=cosine: the steps that were"),
-        (["ppo.epochs=2"], "ppo.epochs=2.0 may end PPO before; start a new run from the policy"),
-        (["rollout.lag=1"], "rollout.lag=1: the steps that were taken depend"),
+        (["ppo.lr_schedule=linear"], "ppo.lr_schedule=linear: the steps so far depend"),
+        (["ppo.critic_lr_schedule=cosine"], "ppo.critic_lr_schedule=cosine: the steps so far"),
+        (["ppo.epochs=2"], "ppo.epochs=2.0 may end PPO earlier; start a new run from the policy"),
+        (["rollout.lag=1"], "rollout.lag=1: the steps so far depend"),
         (["ppo.lr_schedule=inverse_sqrt"], ""),
     ],
 )

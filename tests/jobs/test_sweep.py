@@ -97,7 +97,7 @@ def test_sweep_ends_with_a_comparison(sweep: Path) -> None:
     row, other = said.splitlines()[first : first + 2]
     assert re.fullmatch(r"gold +1 +0\.\d{3}", row.strip())
     assert re.fullmatch(r"2 +0\.\d{3} +[+-]0\.\d{3} +two seeds", other.strip())
-    assert "Fewer than three seeds tell nothing" in said
+    assert "Fewer than three seeds show no difference" in said
 
 
 def test_terminal_gets_two_lines_of_each_job_and_a_file_its_screen(sweep: Path) -> None:

@@ -69,7 +69,7 @@ def test_seeds_of_one_sft_and_reward_model_are_one_setting_and_say_so() -> None:
     both = [Setting({}, own), shared._replace(values={})]
     assert estimate_difference(*both, "gold").estimate.size == 6, "not pairs"
     (told,) = (line for line in note_lines(both, compare_with_first(both)) if "share" in line)
-    assert told.startswith("Runs of setting 2 share the phases before the last, of runs/R: ")
+    assert told.startswith("Runs of setting 2 share all phases but the last, from runs/R: ")
     apart = Setting({}, [each._replace(origin=f"runs/{each.seeds[0]}") for each in own])
     assert apart.shared_origins() == []
 
@@ -136,8 +136,8 @@ def test_fewer_than_three_seeds_tell_nothing(
     table = [setting(ours), setting(others)]
     compared = compare_with_first(table)
     tried, note = note_lines(table, compared)
-    assert tried.startswith("2 settings compared of 2 tried on this question. ")
-    assert note.startswith("Fewer than three seeds tell nothing about a difference")
+    assert tried.startswith("2 of 2 settings tried on this question are compared. ")
+    assert note.startswith("Fewer than three seeds show no difference")
     assert compared.more_seeds(1, "gold") == "unknown"
 
 

@@ -45,7 +45,7 @@ TIME = ("time", "1:30:00", "1.5 times the planned 1:00:00")
             {"sft": SFT, "reward": REWARD},
             "objective 0.500, held-out accuracy of the reward model",
             [
-                ("pairs ranked right", "75.0%", "95 % interval 70.0% to 80.0%; chance is 50 %"),
+                ("pairs ranked correctly", "75.0%", "95 % interval 70.0% to 80.0%; chance is 50 %"),
             ],
         ),
         (
@@ -80,7 +80,7 @@ def test_prompts_that_all_keep_their_value_tell_nothing(tmp_path: Path) -> None:
     result = {"objective": 0.5, "phases": {"ppo": PPO | exact}}
     verdict = read_verdict(RunFiles(tmp_path, {}, {}, [], [], result))
     told = "exactly right 0.0% → 0.0% (11 held-out prompts are too few to measure it)"
-    assert verdict.text == f"no change at any prompt: {told}; 1 reason to doubt it"
+    assert verdict.text == f"no change for any prompt: {told}; 1 reason to doubt it"
     assert verdict.is_doubtful
 
 

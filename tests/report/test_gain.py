@@ -25,7 +25,7 @@ BOUGHT = "score, by the reward that PPO maximises"
     ("phases", "told"),
     [
         ({"ppo": SCORE | OWN | GOLD | EXACT}, ("exactly right", "better", "+20.0 to +30.0 points")),
-        ({"ppo": SCORE | UNCHANGED}, ("exactly right", "no change at any prompt", "")),
+        ({"ppo": SCORE | UNCHANGED}, ("exactly right", "no change for any prompt", "")),
         ({"ppo": SCORE | OWN | GOLD}, ("gold score", "worse", "-0.200 to -0.100")),
         ({"ppo": SCORE | OWN}, ("judge polite", "no measurable change", "-0.100 to +0.200")),
         ({"ppo": SCORE}, (BOUGHT, "higher", "+1.000 to +2.000")),

@@ -51,7 +51,7 @@ def test_page_begins_with_the_best_setting() -> None:
     assert rows == ["ppo.kl_ctl=0.1", "ppo.kl_ctl=0.02", "ppo.kl_ctl=0.5"]
     told = re.findall(r'<td class="told">([^<]*)', text)
     assert told == ["higher", "baseline", "lower"]
-    assert "3 settings compared of 3 tried on this question; corrected for 2 differences." in text
+    assert "3 of 3 settings tried on this question are compared; corrected for 2" in text
     assert "9 of 9 runs have finished" in text
     tiles = re.findall(r"<dt>(.*?)</dt><dd>(?:<span.*?>(.*?) →</span> )?(.*?)</dd>", text)
     assert [tile[0] for tile in tiles] == [
@@ -78,9 +78,9 @@ def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_
         (run.folder / "alarms.jsonl").write_text(text + "\n")
     page = sweep_page("kl", group_runs_by_setting(first))
     best = "ppo.kl_ctl=0.1 is best: gold 0.820 → 0.904 ± 0.003; higher than all others"
-    assert f'doubtful">{best}; its runs have reasons to doubt them' in page
+    assert f'doubtful">{best}; there are reasons to doubt its runs' in page
     assert re.search(r"<dt>lead over the next best</dt><dd>\+0\.39\d\d</dd>", page)
-    told = "2 of 3 runs of setting 1 have reasons to doubt them; 0.1-1: "
+    told = "2 of 3 runs of setting 1 give reason for doubt; 0.1-1: "
     assert f"{told}alarm clipping" in page
     assert "Look &lt;here&gt;." in page
     (first[0].folder / "alarms.jsonl").unlink()
@@ -92,7 +92,7 @@ def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_
 
 def test_settings_that_cannot_be_told_apart_are_called_so() -> None:
     doubtful = sweep_page("kl", group_runs_by_setting(runs(num_seeds=1)))
-    assert "; one seed tells nothing" in doubtful
+    assert "; one seed is not enough" in doubtful
     draws = random.Random(2)
     equal = [run._replace(measures={"objective": draws.gauss(0, 1)}) for run in runs()]
     text = sweep_page("kl", group_runs_by_setting(equal))
@@ -168,7 +168,7 @@ def test_keys_that_change_together_have_a_short_headline() -> None:
         for n in range(2)
     ]
     page = sweep_page("x", group_runs_by_setting(trials))
-    assert "1 leads, but may not be better: gold 1.000; one seed tells nothing" in page
+    assert "1 leads, but may not be better: gold 1.000; one seed is not enough" in page
     assert "no interval from 1 seed of each setting" in page
 
 

@@ -98,7 +98,7 @@ def test_a_comparison_counts_what_was_tried_on_its_question(
     monkeypatch.chdir(tmp_path)
     assert report.main(["runs/sweeps/kl"]) == 0
     said = capsys.readouterr().out.replace("\n", " ")
-    line = "2 settings compared of 5 tried on this question in runs; corrected for 8 differences"
+    line = "2 of 5 settings tried on this question in runs are compared; corrected for 8"
     assert line in said
     assert "--registry FOLDER counts only the runs in FOLDER; choose it before" in said
     assert line in (sweep / "sweep.html").read_text()
@@ -117,7 +117,7 @@ def test_a_reference_that_can_be_chosen_counts_every_pair(
     page = tmp_path / "page.html"
     words = [*middle, *high, "--registry", sweep, "--html", page]
     assert report.main([*map(str, words)]) == 0
-    told = "corrected for 6 differences (every pair, since the baseline is not the setting"
+    told = "corrected for 6 differences (every pair, because the baseline was not the"
     assert told in capsys.readouterr().out.replace("\n", " ")
     assert told in page.read_text()
     twice = compared(capsys, *low, *low)["tried"]
@@ -247,7 +247,7 @@ def test_prompts_explain_a_share_of_the_variance_over_seeds() -> None:
     assert share(*theirs) == pytest.approx(0.25)
     settings = [Setting({}, ours), Setting({}, theirs)]
     notes = " ".join(note_lines(settings, compare_with_first(settings)))
-    assert "Noise of single prompts is 25% to 25% of the variance" in notes
+    assert "Noise from single prompts is 25% to 25% of the variance" in notes
     assert share(*theirs[:2], with_prompts(theirs[2], [3.0, 5.0], tokens=4)) is None, "others"
     assert share(*theirs[:2], with_prompts(theirs[2], [3.0, None])) is None, "not finite"
     assert share(*theirs[:2], with_prompts(theirs[2], [3.0, 4.0, 5.0])) is None, "more prompts"
