@@ -125,8 +125,8 @@ def _gain_doubts(ppo: Mapping[str, Any], series: PointsByMetric) -> Iterator[Dou
     score_gain = ppo["score_after"] - ppo["score_before"]
     if kl < MOST_KL_UNMOVED and clipped < MOST_CLIPPED_UNMOVED:
         yield _doubt("stayed", kl=kl, clipped=clipped)
-    elif kl_ctl * kl > max(score_gain, 0.0):
-        yield _doubt("outweighed", kl=kl, kl_ctl=kl_ctl, gain=score_gain)
+    elif kl < MOST_KL_UNMOVED or kl_ctl * kl > max(score_gain, 0.0):
+        yield _doubt("held_back", kl=kl, kl_ctl=kl_ctl, gain=score_gain)
     else:
         yield _doubt("unmeasured", kl=kl)
 

@@ -271,7 +271,9 @@ def _policy_rows(measures: Mapping[str, Any]) -> Iterator[SummaryRow]:
             if (measure := f"{key}_after_{policy.suffix}") in measures:
                 yield SummaryRow(f"  {policy.label}", after=_number_text(measures[measure]))
         yield from _reward_part_rows(measures, key)
-    yield SummaryRow("KL to reference, nats", after=_number_text(measures["kl_to_reference"]))
+    kl = measures["kl_to_reference"]
+    by_chance = " (an estimate, below 0 by chance)" if kl < 0 else ""
+    yield SummaryRow(f"KL to reference, nats{by_chance}", after=_number_text(kl))
 
 
 def _before_after_row(label: str, measures: Mapping[str, Any], key: str) -> SummaryRow:

@@ -63,7 +63,7 @@ def test_a_healthy_run_has_none(phases: dict[str, dict[str, Any]]) -> None:
         ("ppo", {"kl_to_reference": 2.8}, ["0.40 nats per response token", "ppo.kl_ctl"]),
         ("ppo", FELL, ["score rose while gold score fell", "ppo.steps", "reward model"]),
         ("ppo", {"judge_gains": {"exact": [-0.2, -0.1]}}, ["while judge exact fell"]),
-        ("ppo", FELL | {"score_parts_after": {}}, ["gold score fell", "correct the parts of rew"]),
+        ("ppo", FELL | {"score_parts_after": {}}, ["gold score fell", "correct the parts of `rew"]),
     ],
 )
 def test_a_doubt_names_the_number_and_a_way_out(
@@ -103,8 +103,9 @@ def test_far_from_a_clumsy_expert_is_no_doubt_in_an_environment_that_is_mastered
     ("kl", "clipped", "words", "remedy"),
     [
         (0.02, 0.001, ["hardly moved", "0.020 nats, 0.1% of the tokens", "actor_lr"], "faster"),
-        (0.02, 0.1, ["the policy moved", "0.02 nats", "ppo.eval_prompts"], "more_steps"),
-        (1.5, 0.1, ["0.28 times 1.50 nats", "gain (+0.050)", "lower ppo.kl_ctl"], "freer"),
+        (-0.02, 0.1, ["ppo.kl_ctl=0.28", "at -0.02 nats", "only +0.050", "lower"], "freer"),
+        (1.5, 0.1, ["ppo.kl_ctl=0.28", "at 1.50 nats", "lower ppo.kl_ctl"], "freer"),
+        (0.15, 0.1, ["the policy moved", "0.15 nats", "ppo.eval_prompts"], "more_steps"),
         (2.8, 0.1, ["0.40 nats per response token", "raise ppo.kl_ctl"], "closer"),
     ],
 )
