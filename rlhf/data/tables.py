@@ -271,11 +271,12 @@ def _find_sample_file(path: str) -> Path | None:
     """Return the file of this package that ``samples:NAME`` names; None for other paths."""
     if not path.startswith(SAMPLE):
         return None
-    names = sorted(file.stem for file in SAMPLES_FOLDER.glob("*.jsonl"))
+    file_by_name = {file.stem: file for file in sorted(SAMPLES_FOLDER.iterdir())}
     name = path.removeprefix(SAMPLE)
-    if name not in names:
-        raise DataError(f"{path}: no such sample; choose {SAMPLE}{f' or {SAMPLE}'.join(names)}.")
-    return SAMPLES_FOLDER / f"{name}.jsonl"
+    if name not in file_by_name:
+        choices = f" or {SAMPLE}".join(file_by_name)
+        raise DataError(f"{path}: no such sample; choose {SAMPLE}{choices}.")
+    return file_by_name[name]
 
 
 def _tables_of_files(

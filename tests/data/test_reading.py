@@ -18,9 +18,11 @@ from rlhf.data.records import RawDataset
 from rlhf.data.splits import divide_over_phases
 from rlhf.models.tokenizers import train_tokenizer
 from tests.conftest import Compose
+from tools.fruit_rows import FRUITS, write_rows
 
 from .row_tables import config_of, load, pairs_of, prompts, write
 
+SAMPLES = Path(__file__).parents[2] / "rlhf" / "data" / "samples"
 PETS = {"pets": DatasetConfig(path="a")}
 
 
@@ -214,3 +216,18 @@ def test_every_row_of_a_sample_is_used_and_survives_a_tokenizer(
     for (part,), batch in zip(parts.values(), batches, strict=True):
         assert len(part.train) >= batch
         assert part.eval
+
+
+def test_rows_of_experiment_minute_are_those_of_their_script(
+    compose: Compose, tmp_path: Path
+) -> None:
+    write_rows(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {p.name for p in SAMPLES.glob("*.csv")}
+    for file in tmp_path.iterdir():
+        assert file.read_bytes() == (SAMPLES / file.name).read_bytes()
+    config = to_run_config(compose(["experiment=minute"]))
+    shown, compared = (d.train for d in load_datasets(config.data, seed=config.seed))
+    assert len({record.prompt for record in (*shown, *compared)}) == 3200, "no question repeats"
+    right = [record.chosen.strip(" .").split()[-1] in FRUITS for record in shown]
+    assert 0.2 < sum(right) / len(right) < 0.3, "PPO has to learn what demonstrations do not show"
+    assert {len(r.chosen.split()) for r in compared} == {len(r.rejected.split()) for r in compared}
