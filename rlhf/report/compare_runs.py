@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import RESULT, DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN, PARSE_ERRORS, load_plain_mapping
 from rlhf.report.alarms import find_doubts
@@ -49,13 +50,7 @@ STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
-DOUBTS = {  # the sentence for each verdict that reports no difference
-    "-": "no difference from the baseline can be detected",
-    "one seed": "one seed tells nothing: give three or more",
-    "two seeds": "two seeds tell nothing: give three or more",
-    "no spread": "no spread between seeds",
-    "": "objectives with different meanings are not compared",
-}
+DOUBTS: Mapping[str, str] = read_yaml_beside(__file__, "no_differences.yaml")
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
