@@ -50,7 +50,8 @@ STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
-DOUBTS: Mapping[str, str] = read_yaml_beside(__file__, "no_differences.yaml")
+TEXTS: Mapping[str, Mapping[str, str]] = read_yaml_beside(__file__, "comparison_texts.yaml")
+DOUBTS, NOTES = TEXTS["no_difference"], TEXTS["notes"]
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
@@ -132,43 +133,29 @@ def note_lines(settings: Sequence[Setting], comparison: SettingsComparison) -> I
     tried, tests = comparison.tried, comparison.num_tests
     if tried.num_settings > 1:
         names = " and ".join(place.name for place in tried.places)
-        places = f" in {names}" if names else ""
-        corrected = f"; corrected for {tests} differences" if tests else ""
-        chosen = " (every pair, since the baseline is not the setting tried first)"
-        yield (
-            f"{len(settings)} settings compared of {tried.num_settings} tried on this question"
-            f"{places}{corrected}{chosen * (tests > 0 and tried.is_baseline_chosen)}. The best of "
-            "several owes part of its value to luck: expect less from new seeds."
+        corrected = NOTES["corrected"].format(tests=tests) if tests else ""
+        if tests and tried.is_baseline_chosen:
+            corrected += NOTES["chosen_baseline"]
+        yield NOTES["tried"].format(
+            shown=len(settings),
+            tried=tried.num_settings,
+            places=f" in {names}" if names else "",
+            corrected=corrected,
         )
     if tried.num_settings > len(settings):
-        yield "--registry FOLDER counts only the runs in FOLDER; choose it before you see results."
+        yield NOTES["registry"]
     if tests:
-        yield (
-            "± is the 95 % interval over seeds, for a difference over pairs of runs with the same "
-            "seed if there are any. higher, lower: a difference that is significant at 5 % after "
-            f"Holm's correction. {UNCLEAR} (+N): none is detected; N more seeds of each setting "
-            "detect one in 4 of 5 cases, if the true difference and spread are as measured. Choose "
-            "N before you start them."
-        )
+        yield NOTES["tested"].format(unclear=UNCLEAR)
     elif comparison.differences:
-        yield (
-            "Fewer than three seeds tell nothing about a difference and have no interval: give "
-            "seed=1,2,3 or more."
-        )
+        yield NOTES["few_seeds"]
     numbers = [n for n, setting in enumerate(settings, 1) if setting.shared_origins()]
     if numbers:
-        named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
-        yield (
-            f"Runs of setting {', '.join(map(str, numbers))} share the phases before the last, of "
-            f"{named}: ± has only the spread of the last phase. With another SFT or reward model "
-            "the results may differ by more."
-        )
+        runs = sorted({each for s in settings for each in s.shared_origins()})
+        listed = ", ".join(map(str, numbers))
+        yield NOTES["shared_phases"].format(numbers=listed, runs=", ".join(runs))
     known = (difference.prompt_share for difference in comparison.differences.values())
     if shares := [share for share in known if share is not None]:
-        yield (
-            f"Noise of single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance of "
-            "differences over seeds: more ppo.eval_prompts reduce this part, too."
-        )
+        yield NOTES["noise_of_prompts"].format(low=min(shares), high=max(shares))
     for title, reason in comparison.left_out.items():
         yield f"not compared: {title} ({reason})"
 

@@ -23,6 +23,7 @@ from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.options import Backend
+from rlhf.run.finished_phase import iterate_metrics
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
 from rlhf.run.metric_table import PANELS, describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
@@ -232,8 +233,8 @@ class Trackers(Tracker):
 
     def repeat_logs(self, run_dir: Path, ppo_steps: int | None) -> None:
         """Send what earlier attempts logged to alarm rules, and to trackers that skip repeats."""
-        for line in METRICS.read_lines(run_dir):
-            self._rules.check(line["phase"], line["step"], _logged_values(line))
+        for phase, step, values in iterate_metrics(run_dir):
+            self._rules.check(phase, step, values)
         repeat = partial(_repeat_logs, run_dir=run_dir, ppo_steps=ppo_steps)
         self._call_each_tracker(repeat, is_end=True)
 
@@ -252,11 +253,6 @@ class Trackers(Tracker):
             call(each)
 
 
-def _logged_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a line of metrics.jsonl; null there stands for NaN."""
-    return {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
-
-
 def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None:
     """Send all lines of a run's logs, except alarms, to ``tracker`` if it skips repeats."""
     if not tracker.skips_repeats:
@@ -267,8 +263,8 @@ def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None
     for log in OPTIONS_LOGS:
         for (phase, step), group in groupby(read_json_lines(run_dir / log, LINE), of_step):
             tracker.append(log, phase, step, list(group))
-    for line in METRICS.read_lines(run_dir):
-        tracker.log(line["phase"], line["step"], _logged_values(line))
+    for phase, step, values in iterate_metrics(run_dir):
+        tracker.log(phase, step, values)
 
 
 def _read_sample(line: Mapping[str, Any]) -> Sample:
