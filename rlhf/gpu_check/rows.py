@@ -26,11 +26,8 @@ MOST_QUIET = 720.0  # seconds within which a part must measure a row or start a 
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 
 
-class Size(StrEnum):
-    """The size of the models in the check; memory and speed of tiny models mean little."""
-
-    full = "full"
-    tiny = "tiny"
+Size = StrEnum("Size", "full tiny")
+"""The size of the models in the check; memory and speed of tiny models mean little."""
 
 
 class RowVerdict(StrEnum):
