@@ -112,7 +112,8 @@ def complete_config(job: Job) -> CompletedConfig:
     with restrict_plans_to_share(config.hardware, job.at_a_time):
         planned = plan_config(completed, job)
     # The plan of a resumed run is only printed: the run keeps the sizes with which it began.
-    return planned if is_new or job.is_plan else planned._replace(config=config)
+    kept = planned.config if is_new or job.is_plan else config
+    return CompletedConfig(kept, *planned[1:])
 
 
 def build_new_config(job: Job) -> RunConfig:

@@ -149,9 +149,8 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     folders = []
     for path in paths:
         if not (runs := list(find_folders_with(FROZEN, path))):
-            reason = (
-                f"no {FROZEN} is in it or in its folders" if path.is_dir() else "no such folder"
-            )
+            in_folder = f"no {FROZEN} is in it or in its folders"
+            reason = in_folder if path.is_dir() else "no such folder"
             hint = "python -m rlhf.runs lists the runs of this folder"
             raise CheckpointError(f"{path} holds no run: {reason}; {hint}")
         folders += runs

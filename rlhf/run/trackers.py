@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
-from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.foreign_errors import require_package, translate_errors
 from rlhf.base.stored_files import ALARMS, LINE, METRICS, SAMPLES, find_entries, read_json_lines
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.run_dir import SWEEPS
@@ -44,13 +44,9 @@ class TensorBoardTracker(Tracker):
         Raises:
             CapabilityError: if the package tensorboard is not installed.
         """
-        try:
+        way_out = "pip install 'rlhf[tensorboard]', or use tracking=local"
+        with require_package("tracking.tensorboard=true", "tensorboard", way_out):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise CapabilityError(
-                "tracking.tensorboard=true: the package tensorboard is not installed; "
-                "pip install 'rlhf[tensorboard]', or use tracking=local"
-            ) from error
         self._written = _last_step_by_tag(folder)
         self._writer = SummaryWriter(str(folder))
         # The tab Custom Scalars has the report's charts in their order.
@@ -68,9 +64,8 @@ class TensorBoardTracker(Tracker):
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Write all responses as one text."""
-        if step <= self._written.get(f"{phase}/samples/text_summary", -1):
-            return
-        self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
+        if step > self._written.get(f"{phase}/samples/text_summary", -1):
+            self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
     def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
         """Write histograms, except those that the event files have already."""
