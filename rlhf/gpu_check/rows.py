@@ -35,10 +35,8 @@ class RowVerdict(StrEnum):
 
     passed = "passed"
     failed = "failed"
-    measured = "measured"
-    """A figure without an expectation."""
-    skipped = "skipped"
-    """This machine or version cannot do the task, and the figure is the reason; no failure."""
+    measured = "measured"  # a figure without an expectation
+    skipped = "skipped"  # this machine or version cannot do the task, for the reason in the figure
 
 
 MARKS = {RowVerdict.passed: "✓ passed", RowVerdict.failed: "**✗ failed**"}
