@@ -102,7 +102,7 @@ def result_names(config: RunConfig) -> list[str]:
     answered = [f"{name}_{when}" for name in answers for when in whens]
     measured = []
     for phase in config.phase.order:
-        of_phase = [*names["phases"][phase], *names["all_phases"]]
-        of_phase += answered if phase in (Phase.dpo, Phase.ppo) else []
+        of_answers = answered if phase in (Phase.dpo, Phase.ppo) else []
+        of_phase = [*names["phases"][phase], *of_answers, *names["all_phases"]]
         measured += [f"{phase}.{name}" for name in of_phase]
     return measured
