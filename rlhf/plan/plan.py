@@ -325,11 +325,9 @@ def efficiency_of(machine: Machine) -> Efficiency:
         scoring = min(1.0, share * shares.scoring / shares.training)
         shares = replace(shares, training=share, scoring=scoring)
     is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
-    return (
-        replace(shares, **RATES["compiled_decoding"])
-        if is_compiled and not machine.is_gpu
-        else shares
-    )
+    if is_compiled and not machine.is_gpu:
+        return replace(shares, **RATES["compiled_decoding"])
+    return shares
 
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:
