@@ -24,14 +24,10 @@ MAX_ISA = "RLHF_MAX_CPU_ISA"
 class Isa(IntEnum):
     """Levels of instruction sets that this project has code for; each includes the lower levels."""
 
-    none = 0
-    """No code of this project; torch only."""
-    avx2 = 1
-    """AVX2 with FMA; on ARM, NEON."""
-    avx512_bf16 = 2
-    """AVX-512 with products of bf16 numbers."""
-    amx = 3
-    """AMX: products of bf16 matrices."""
+    none = 0  # no code of this project; torch only
+    avx2 = 1  # AVX2 with FMA; on ARM, NEON
+    avx512_bf16 = 2  # AVX-512 with products of bf16 numbers
+    amx = 3  # products of bf16 matrices
 
 
 # The flags in /proc/cpuinfo that each level adds to the level before it.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf.base.atomic import system_error_number
-from rlhf.base.errors import RlhfError
+from rlhf.base.errors import CapabilityError, RlhfError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -49,6 +49,17 @@ def translate_errors(build_error: Callable[[str], RlhfError]) -> Iterator[None]:
         if not is_error or lacks_memory or not is_foreign(error):
             raise
         raise build_error(reason_of(error)) from error
+
+
+@contextmanager
+def require_package(setting: str, package: str, way_out: str) -> Iterator[None]:
+    """Raise a CapabilityError with ``way_out`` if ``package`` cannot be imported in the block."""
+    try:
+        yield
+    except ImportError as error:
+        raise CapabilityError(
+            f"{setting}: the package {package} is not installed; {way_out}"
+        ) from error
 
 
 def is_foreign(error: BaseException) -> bool:

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Mapping
 from types import TracebackType
 
+from rlhf.base.packaged_yaml import read_yaml_beside
+
 REDACTED = "[redacted]"
 # Names of variables and keys whose values are secret. Lower-case names that only end in "token",
 # such as our key model.end_token, do not match.
@@ -26,26 +28,8 @@ NAMED_VALUES = tuple(
         (rf"((?:^|[{{,])[ \t]*(?:- )?(?:{SECRET_NAME}):[ ]+)", "}", r"(?=[ \t]*(?:[,}]|$))"),
     )
 )
-# A pattern for each kind of secret; its group 1 matches text before the secret, which is kept.
-SECRET_PATTERNS: Mapping[str, str] = {
-    "a Hugging Face token": r"\b()hf_[A-Za-z0-9]{20,}",
-    "an API key": r"\b()sk-(?:(?:proj|ant|svcacct|admin)-[\w-]{20,}|\w{20,})",
-    # Older W&B keys look like commit hashes, which are kept in revisions and in paths.
-    "a W&B key": r"()\bwandb_v1_\w{20,}|"
-    r"(?<![\w/@])(?<!revision=)(?<!revision: )[0-9a-f]{40}(?![\w/])",
-    "a GitHub token": r"\b()(?:gh[pousr]_|github_pat_)\w{20,}",
-    "a GitLab token": r"\b()glpat-[\w-]{20,}",
-    "a Google key": r"\b()AIza[\w-]{30,}",
-    "a Slack token": r"\b()xox[a-z]-[\w-]{10,}",
-    "an AWS key": r"\b()AKIA[A-Z0-9]{16}\b",
-    "a JSON web token": r"\b()eyJ[\w-]{8,2000}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",
-    "a password in an address": r"(://)[^/\s:@\"']+:[^/\s\"']+(?=@)",
-    "a token in an address": r"(https?://)(?=[^/@]*\d)[^/\s:@\"']{8,}(?=@)",
-    "a key in an address": r"(?i)([?&](?:[\w-]*(?:token|key|signature)|sig|pwd|password)=)"
-    r"(?!\[redacted)[^&\s\"'#]+",
-    "an HTTP credential": r"(?i)(authorization[\"']?:\s*[\"']?\w+\s|"
-    r"\bbearer\s+(?=\S*\d|\S{20}))[\w.~+/=-]{8,}",
-}
+SECRETS: Mapping[str, Mapping[str, str]] = read_yaml_beside(__file__, "secret_patterns.yaml")
+SECRET_PATTERNS = {kind: secret["pattern"] for kind, secret in SECRETS.items()}
 _SECRETS = tuple(re.compile(form) for form in (*SECRET_PATTERNS.values(), *NAMED_VALUES))
 _SECRET_NAME = re.compile(SECRET_NAME)
 SHORTEST_SECRET = 8  # characters; shorter values of the environment are ordinary words

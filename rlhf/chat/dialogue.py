@@ -6,17 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rlhf.base.errors import ConfigError, RlhfError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.chat.talker import ChatMessage, Talker, WriteText
 from rlhf.rollout.sampling import SamplingSettings
 
-COMMANDS: Mapping[str, str] = {
-    "/help": "list the commands",
-    "/clear": "forget the conversation, but not the system message",
-    "/system TEXT": "set the system message; without TEXT: remove it",
-    "/regenerate": "replace the last answer with another",
-    "/temperature X": "sample at this temperature; 0: always the likeliest token",
-    "/quit": "end the chat, as Ctrl-D does",
-}
+COMMANDS: Mapping[str, str] = read_yaml_beside(__file__, "commands.yaml")
 
 
 @dataclass

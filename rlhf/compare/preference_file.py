@@ -141,13 +141,8 @@ def _require_text(row: Row, column: str) -> str:
     return value
 
 
-class Verdict(StrEnum):
-    """A person's judgement of two answers."""
-
-    a = "a"
-    b = "b"
-    tie = "tie"
-    both_bad = "both_bad"
+Verdict = StrEnum("Verdict", "a b tie both_bad")
+"""A person's judgement of two answers."""
 
 
 class PreferenceFile:

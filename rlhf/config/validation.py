@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf.base.errors import ConfigError, refuse_broken_rule
-from rlhf.base.safe_text import SECRET_PATTERNS, redact
+from rlhf.base.safe_text import SECRETS, redact
 from rlhf.config.batches import batch_plans, rollout_plan
 from rlhf.config.choices import Phase
 from rlhf.config.effects import refuse_two_replacements
@@ -119,15 +119,6 @@ def check_name_and_order(name: str, order: list[Phase]) -> None:
     refuse_broken_rule(broken)
 
 
-# For each kind of secret, how to pass it without writing it into the configuration.
-REMEDIES = {
-    "a Hugging Face token": "set HF_TOKEN, or type: hf auth login",
-    "a W&B key": "set WANDB_API_KEY",
-    "an AWS key": "set AWS_ACCESS_KEY_ID",
-    "a password in an address": "download the file first",
-    "a token in an address": "download the file first",
-    "a key in an address": "download the file first",
-}
 READ_VARIABLE = r"""\$\{\s*oc\.env\s*:\s*["'\\]*(\w+)"""
 
 
@@ -139,12 +130,12 @@ def check_secrets(texts: Iterable[tuple[str, str]]) -> None:
     for key, text in texts:
         if key.endswith(".revision"):  # a commit has the form of a W&B key
             continue
-        for name, pattern in SECRET_PATTERNS.items():
-            if re.search(pattern, text):
+        for name, secret in SECRETS.items():
+            if re.search(secret["pattern"], text):
                 raise ConfigError(
                     f"{key}: the value looks like {name}. A configuration is stored in the run "
                     "directory and shown in reports, so it must not hold secrets; "
-                    f"{REMEDIES.get(name, 'set an environment variable')}"
+                    f"{secret.get('instead', 'set an environment variable')}"
                 )
 
 

@@ -11,24 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from rlhf.base.errors import DataError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 
 SPEAKERS = {"system": "System", "user": "Human", "assistant": "Assistant"}
 TOOL_SPEAKER = "Tool"  # of an observation with the role tool, in plain text
 ASSISTANT_TURN = "\n\nAssistant:"
+OTHER_ROLES: Mapping[str, list[str]] = read_yaml_beside(__file__, "roles.yaml")
 # Names of roles in public files -> one of the four roles that chat templates know.
-ROLES = {role: role for role in (*SPEAKERS, "tool")} | {
-    "developer": "system",  # OpenAI's
-    "human": "user",  # ShareGPT's, as gpt, bing, bard and chatgpt
-    "prompter": "user",
-    "gpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-    "function": "tool",
-}
+ROLES = {role: role for role in OTHER_ROLES}
+ROLES |= {name: role for role, names in OTHER_ROLES.items() for name in names}
 CALL_ROLE = "function_call"  # an assistant's message whose text is the call of a tool, as JSON
 MESSAGE_RULE = "a message is an object with the keys 'role' and 'content' (or 'from' and 'value')"
 

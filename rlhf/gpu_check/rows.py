@@ -26,11 +26,8 @@ MOST_QUIET = 720.0  # seconds within which a part must measure a row or start a 
 JSON, PAGE = "gpu_check.json", "gpu_check.md"
 
 
-class Size(StrEnum):
-    """The size of the models in the check; memory and speed of tiny models mean little."""
-
-    full = "full"
-    tiny = "tiny"
+Size = StrEnum("Size", "full tiny")
+"""The size of the models in the check; memory and speed of tiny models mean little."""
 
 
 class RowVerdict(StrEnum):
@@ -38,10 +35,8 @@ class RowVerdict(StrEnum):
 
     passed = "passed"
     failed = "failed"
-    measured = "measured"
-    """A figure without an expectation."""
-    skipped = "skipped"
-    """This machine or version cannot do the task, and the figure is the reason; no failure."""
+    measured = "measured"  # a figure without an expectation
+    skipped = "skipped"  # this machine or version cannot do the task, for the reason in the figure
 
 
 MARKS = {RowVerdict.passed: "✓ passed", RowVerdict.failed: "**✗ failed**"}

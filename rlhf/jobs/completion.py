@@ -51,7 +51,7 @@ from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secret_values
 from rlhf.data.plain_turns import is_plain_template
-from rlhf.jobs.launch_command import Job
+from rlhf.jobs.launch_command import NOTES, Job
 from rlhf.jobs.read_loads import read_loads
 from rlhf.jobs.sweep_jobs import restrict_plans_to_share
 from rlhf.jobs.this_machine import apply_auto_hardware, find_hardware
@@ -112,7 +112,8 @@ def complete_config(job: Job) -> CompletedConfig:
     with restrict_plans_to_share(config.hardware, job.at_a_time):
         planned = plan_config(completed, job)
     # The plan of a resumed run is only printed: the run keeps the sizes with which it began.
-    return planned if is_new or job.is_plan else planned._replace(config=config)
+    kept = planned.config if is_new or job.is_plan else config
+    return CompletedConfig(kept, *planned[1:])
 
 
 def build_new_config(job: Job) -> RunConfig:
@@ -247,18 +248,10 @@ def describe_reward_model(config: RunConfig) -> list[str]:
     ours = _read_chat_template(key, owner, downloads=False) if is_chat else ""
     lines = []
     if theirs and ours is not None and theirs != ours:
-        lines.append(
-            f"reward_model.path={model.path} has a different chat template from this run, so it "
-            "would score texts in an unfamiliar format; instead of reward_model.path, "
-            f"'rewards.NAME={{kind: scorer, path: {model.path}}}' writes them in its own form"
-        )
+        lines.append(NOTES["other_template"].format(path=model.path))
     tokens, pad = read_tokens(scorer, key="reward_model"), config_fields(scorer).get("pad_token_id")
     if tokens is not None and pad is not None and pad == tokens.ids.get(tokens.end):
-        lines.append(
-            f"reward_model.path={model.path}: its config.json pads with the end token, so plain "
-            "transformers reads its score before the end token, but this run at the end token: "
-            "compare some scores if it was trained elsewhere"
-        )
+        lines.append(NOTES["pads_with_end"].format(path=model.path))
     return lines
 
 
@@ -267,13 +260,7 @@ def describe_template(chosen: Template, key: str, model: ModelConfig) -> list[st
     place = tokenizer_place(model, key=key)[1]
     if place is None:
         return []
-    statements = {
-        Template.chat: "has a chat template, which formats all texts "
-        "(data.template=plain: with Human: and Assistant:)",
-        Template.plain: "has no chat template, so conversations have Human: and Assistant:",
-        Template.auto: "cannot be read here; the run needs it to choose chat or plain",
-    }
-    return [f"data.template={chosen}: the tokenizer of {place} {statements[chosen]}"]
+    return [f"data.template={chosen}: the tokenizer of {place} {NOTES['templates'][chosen]}"]
 
 
 def _read_chat_template(key: str, model: ModelConfig, *, downloads: bool) -> str | None:

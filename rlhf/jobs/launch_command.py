@@ -29,6 +29,7 @@ from rlhf.base.command import set_cuda_allocator, survive_output_errors
 from rlhf.base.cpu import cap_onednn_isa, require_linux
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.program import TOOLS, name_commands
 from rlhf.base.safe_text import print_traceback
 from rlhf.base.user_paths import read_user_text, relative_to_cwd
@@ -55,7 +56,7 @@ from rlhf.config.hydra_parts import (
     set_job_config,
     use_config_dir,
 )
-from rlhf.config.schema.keys import AtResume, format_value
+from rlhf.config.schema.keys import format_value
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secrets_in_command
@@ -78,12 +79,7 @@ LOCAL_RANK = ("--local_rank=", "--local-rank=")
 # a millisecond; libgomp's default is several. rlhf/engine/idle_threads.py explains why.
 SPIN_COUNT, SPINS = "GOMP_SPINCOUNT", "30000"
 MOST_WHOLE = 3  # largest number of help entries to print whole; of more, only first lines
-AT_RESUME = {
-    AtResume.fixed: "a resumed run keeps it",
-    AtResume.rounding: "a resumed run may change it, which changes rounding only",
-    AtResume.free: "a resumed run may change it",
-}
-NO_OVERRIDES = "default run, on a small generated task; python launch.py --help lists what to set\n"
+NOTES = read_yaml_beside(__file__, "notes.yaml")
 HIDDEN = ("base", "hydra")  # folders of conf/ that hold no options
 
 
@@ -112,7 +108,7 @@ def parse_command(words: Sequence[str], definitions: Path, *, leads: bool) -> It
         sys.stdout.write(f"rlhf {installed_version('rlhf')}\n")
         sys.exit(0)
     if leads and not words:
-        sys.stderr.write(name_commands(NO_OVERRIDES))
+        sys.stderr.write(name_commands(f"{NOTES['no_overrides']}\n"))
     given = use_config_dir([word for word in words if not word.startswith(LOCAL_RANK)])
     typed = [to_hydra_override(word) for word in given]
     refuse_unreadable_words(typed)
@@ -327,7 +323,8 @@ def _describe_keys(
         phases = ", ".join(sorted(affects(config))) or "no phase"
         bound = f", {field.metadata['bound'].rule}" if "bound" in field.metadata else ""
         shown = "" if values is None else f" = {format_value(value)}"
-        facts = f"({describe_type(field_type)}{bound}; affects {phases}; {AT_RESUME[at_resume]})"
+        rule = NOTES["at_resume"][at_resume]
+        facts = f"({describe_type(field_type)}{bound}; affects {phases}; {rule})"
         yield name, f"{shown}  {facts}\n{field_docstrings(schema).get(field.name, '')}"
         if get_origin(field_type) is dict and is_dataclass(entry := get_args(field_type)[1]):
             yield from _describe_keys(entry, None, config, f"{name}.NAME.")

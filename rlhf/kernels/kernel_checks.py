@@ -10,32 +10,21 @@ rlhf/kernels/checked.py has the comparisons.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Kernels
 
 logger = logging.getLogger(__name__)
 
 # Largest allowed error, as a share of torch's largest number. An integer must be equal.
 BOUNDS = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-# The kernels that are compared, and the cost of the torch operations that replace each.
-COSTS = {
-    "AdamW": "torch takes 20 operations for each parameter, which is slower",
-    "moving averages": "torch takes several operations for each parameter, which is slower",
-    "log-probs": "torch passes over the logits five to ten times, which is slower",
-    "sampling": "torch passes over the logits several times, which is slower",
-    "softmax": "torch computes it, which is slower for short rows",
-    "decoder": "torch decodes with more operations per token, which is slower",
-    "attention over the KV cache": "torch pads attention to the longest row, which is slower",
-    "joint projections": "linear layers with one input are computed separately, which is slower",
-    "fused layers": "torch launches several kernels for each norm, rotary embedding and SwiGLU",
-    "CUDA graphs": "decode steps of new shapes run one operation at a time, which is slower",
-}
+COSTS: Mapping[str, str] = read_yaml_beside(__file__, "kernel_costs.yaml")
 
 K = TypeVar("K")
 Pairs = Iterable[tuple[Tensor, Tensor]]  # results of a kernel, each with the result of torch

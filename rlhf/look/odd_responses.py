@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from rlhf.data.records import ASSISTANT_TURN, Message, Record, find_learned_turns, normalize_text
-from rlhf.look.repeats import DataFinding, report_records
+from rlhf.look.repeats import FINDING_TEXTS, DataFinding, report_records
 
 SCRIPT_CHARACTERS = 40  # the letters in this many first characters decide an answer's script
 JAPANESE = {"HIRAGANA": "CJK", "KATAKANA": "CJK"}  # scripts that Japanese mixes with CJK
@@ -19,35 +19,22 @@ LONG = 40  # characters; longer responses should be sentences, and longer reques
 UNFINISHED_ENDS = ",;:-("
 USUAL_SHARE = 0.8  # if so many long responses end in punctuation, the others are reported
 LOOP = 5  # a response with each distinct word this often (on average) goes in circles
-TEXT_FAULTS = {
-    "wrong_encoding": (r"\ufffd|[ÃÂ][\x80-\xbf]|â[€\x80]", "have mis-encoded characters"),
-    "html": (
-        r"</?(?:a|b|br|div|em|font|i|li|p|span|strong|td|tr|ul)\b[^<>]*>|&(?:\w{2,6}|#\d+);",
-        "have HTML markup",
-    ),
-    "escaped": (
-        r"\\[nt](?![a-zA-Z])",
-        "have a newline or tab written as two characters, \\n or \\t",
-    ),
-    "unfilled": (
-        r"\{\{ *\w+ *\}\}|\[(?:INSERT|YOUR|NAME)\b[^\]]*\]|(?i:lorem ipsum)",
-        "have an unfilled placeholder, such as {{name}} or lorem ipsum",
-    ),
-}
 NEXT_TURN = re.compile(r"\n\s*(?:#+ *)?(?:Human|User|Instruction|USER|<\|im_start\|>) *(?::|\n|\Z)")
 
 
 def find_odd_responses(records: Sequence[Record]) -> Iterator[DataFinding]:
     """Yield findings on odd texts, turns and scripts, repeats, and odd responses not marked bad."""
-    for kind, (pattern, text) in TEXT_FAULTS.items():
-        is_faulty = re.compile(pattern).search
+    for kind, fault in FINDING_TEXTS["faults_of_texts"].items():
+        is_faulty = re.compile(fault["pattern"]).search
         faulty = [r for r in records if any(is_faulty(part) for part in r.all_texts if part)]
-        yield from report_records(kind, faulty, f"examples {text}")
-    for kind, (is_unusual, text) in TURN_FAULTS.items():
+        yield from report_records(kind, faulty, f"examples {fault['text']}")
+    for kind, text in FINDING_TEXTS["faults_of_turns"].items():
+        is_unusual = TURN_FAULTS[kind]
         unusual = [r for r in records if is_unusual(r.turns or r.messages or ())]
         yield from report_records(kind, unusual, f"examples {text}")
     answered = [r for r in records if r.chosen is not None and r.grade is not False]
-    for kind, (is_odd, text) in RESPONSE_FAULTS.items():
+    for kind, text in FINDING_TEXTS["faults_of_responses"].items():
+        is_odd = RESPONSE_FAULTS[kind]
         odd = [r for r in answered if any(is_odd(answer, r) for answer in _learned_answers(r))]
         yield from report_records(kind, odd, f"{_name_responses(odd)} {text}")
     yield from _find_unfinished(answered)
@@ -85,23 +72,16 @@ def _goes_in_circles(answer: str, _: Record) -> bool:
     return len(words) > 3 * LOOP and len(words) >= LOOP * len(set(words))
 
 
-RESPONSE_FAULTS: dict[str, tuple[Callable[[str, Record], bool], str]] = {
-    "next_turn": (
-        lambda answer, _: NEXT_TURN.search(answer) is not None,
-        "continue with a user turn",
-    ),
-    "echo": (_is_echo, "begin with the whole request"),
-    "loop": (_goes_in_circles, "repeat the same few words again and again"),
+RESPONSE_FAULTS: dict[str, Callable[[str, Record], bool]] = {
+    "next_turn": lambda answer, _: NEXT_TURN.search(answer) is not None,
+    "echo": _is_echo,
+    "loop": _goes_in_circles,
 }
 
-TURN_FAULTS: dict[str, tuple[Callable[[Sequence[Message]], bool], str]] = {
-    "blank_turn": (
-        lambda turns: any(not turn.text.strip() and not turn.shown for turn in turns),
-        "have an empty turn, which is skipped",
-    ),
-    "two_in_a_row": (
-        lambda turns: any(one.role == other.role != "tool" for one, other in pairwise(turns)),
-        "have two turns of the same role in a row",
+TURN_FAULTS: dict[str, Callable[[Sequence[Message]], bool]] = {
+    "blank_turn": lambda turns: any(not turn.text.strip() and not turn.shown for turn in turns),
+    "two_in_a_row": lambda turns: any(
+        one.role == other.role != "tool" for one, other in pairwise(turns)
     ),
 }
 

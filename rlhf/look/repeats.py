@@ -8,13 +8,15 @@ become candidates, with 0.9 over 99 %. The index of every candidate is then comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.data.records import (
     ASSISTANT_TURN,
     MOST_PLACES,
@@ -36,15 +38,7 @@ MIXERS = np.random.default_rng(0).integers(2**62, size=BANDS * ROWS, dtype=np.ui
 POWERS = MIXERS[-1] ** np.arange(PIECE, dtype=np.uint64)  # modulo 2**64
 
 Match = tuple[Record, Record]
-MATCHES = {  # kind of a finding about matches -> its text after the number of matches
-    "both_sides": "prompts are on both sides of the data's own split; a run trains on none of them",
-    "begun": "held-out prompts are the start of a longer training conversation",
-    "reversed": "pairs are the reverse of an earlier one; both are used, and contradict each other",
-    "contradictory": "responses occur earlier with another grade; both are used",
-    "near": "of {compared:,} prompts nearly repeat an earlier one "
-    f"(at least {LEAST_SIMILARITY:.0%} the same)",
-    "near_across": "near repeats have one prompt trained on and the other held out",
-}
+FINDING_TEXTS: Mapping[str, Mapping[str, Any]] = read_yaml_beside(__file__, "finding_texts.yaml")
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,8 @@ def find_repeats(
     ]
     for kind, matches in matches_by_kind.items():
         if matches:
-            text = f"{len(matches):,} {MATCHES[kind].format(compared=len(prompts))}"
+            figures = {"compared": len(prompts), "similarity": LEAST_SIMILARITY}
+            text = f"{len(matches):,} {FINDING_TEXTS['matches'][kind].format_map(figures)}"
             places = [_name_match(*match) for match in matches[:MOST_PLACES]]
             yield DataFinding(kind, len(matches), text, places)
     repeats = np.flatnonzero(~mark_firsts(facts_of(everything, "example_key")))

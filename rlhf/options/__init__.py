@@ -126,62 +126,46 @@ def read_option_tables(name: str) -> Iterator[Mapping[str, Any]]:
 
 
 class Exclusion(NamedTuple):
-    """A pair of options that exclude each other, and the error message for a run with both."""
+    """A pair of options that exclude each other."""
 
     holds: Callable[[RunConfig], bool]  # True if a run has both options
-    message: str  # {KEY} stands for the value of KEY
     affects: Affects = EVERY_PHASE  # a run without these phases may have both options
 
 
-EXCLUSIONS = (
-    Exclusion(
-        lambda config: config.environment.is_used and config.rollout.backend == "hybrid_engine",
-        "environment.kind={environment.kind} with rollout.backend=hybrid_engine: the Hybrid "
-        "Engine cannot add an observation to its KV cache; use rollout=fast",
+# By the key of the error in exclusions.yaml.
+EXCLUSIONS: Mapping[str, Exclusion] = {
+    "environment and hybrid_engine": Exclusion(
+        lambda config: config.environment.is_used and config.rollout.backend == "hybrid_engine"
     ),
-    Exclusion(
+    "fused_layers and hybrid_engine": Exclusion(
         lambda config: (
             config.fused_layers is FusedLayers.liger and config.rollout.backend == "hybrid_engine"
-        ),
-        "fused_layers={fused_layers} with rollout.backend=hybrid_engine: DeepSpeed replaces the "
-        "same layers; use only one of the two",
+        )
     ),
-    Exclusion(
+    "samplers and vllm_server": Exclusion(
         lambda config: (
             config.rollout.overlap
             and config.rollout.samplers > 1
             and config.rollout.backend == "vllm_server"
         ),
-        "rollout.overlap=true with rollout.samplers={rollout.samplers} and rollout.backend="
-        "vllm_server: the server has the weights of one rollout at a time, so one process sends "
-        "them; use rollout.samplers=1",
         ANSWERING_PHASES,
     ),
-    Exclusion(
-        lambda config: config.rollout.overlap and config.ppo.shared_trunk,
-        "rollout.overlap=true with ppo.shared_trunk=true: sampling processes need a separate "
-        "policy, and here it is a part of the trunk; use ppo.shared_trunk=false",
-        ANSWERING_PHASES,
+    "overlap and shared_trunk": Exclusion(
+        lambda config: config.rollout.overlap and config.ppo.shared_trunk, ANSWERING_PHASES
     ),
-    Exclusion(
+    "hybrid_engine and shared_trunk": Exclusion(
         lambda config: config.rollout.backend == "hybrid_engine" and config.ppo.shared_trunk,
-        "rollout.backend=hybrid_engine with ppo.shared_trunk=true: the Hybrid Engine replaces the "
-        "actor's layers, and the critic and the reference use the layers of the shared trunk too; "
-        "use rollout=fast, or ppo.shared_trunk=false",
         ANSWERING_PHASES,
     ),
-    Exclusion(
-        lambda config: config.ppo.shared_trunk and config.lora.rank > 0,
-        "ppo.shared_trunk=true with adapters: the reference is a copy of frozen top layers, and "
-        "adapters below would change the reference; use lora=none, or ppo.shared_trunk=false (with "
-        "LoRA the reference is the actor itself)",
-        always_affects(Phase.ppo),
+    "shared_trunk and lora": Exclusion(
+        lambda config: config.ppo.shared_trunk and config.lora.rank > 0, always_affects(Phase.ppo)
     ),
-)
+}
 
 
 def check_exclusions(config: RunConfig) -> None:
     """Raise ConfigError if the run uses two options that exclude each other."""
-    for exclusion in EXCLUSIONS:
+    for name, exclusion in EXCLUSIONS.items():
         if exclusion.affects(config) & set(config.phase.order) and exclusion.holds(config):
-            raise ConfigError(exclusion.message.format_map(vars(config)))
+            errors: Mapping[str, str] = read_yaml_beside(__file__, "exclusions.yaml")
+            raise ConfigError(errors[name].format_map(vars(config)))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
@@ -32,16 +32,10 @@ from rlhf.plan.phase_plan import PhasePlan, leaves_room, select_fastest
 from rlhf.plan.steps import Loads, assume_loads
 from rlhf.plan.time_model import CostModel, Efficiency
 
-EFFICIENCY = {
-    Device(device): Efficiency(**shares)
-    for device, shares in read_yaml_beside(__file__, "efficiency.yaml").items()
-}
+RATES: Mapping[str, Mapping[str, float]] = read_yaml_beside(__file__, "efficiency.yaml")
+EFFICIENCY = {device: Efficiency(**RATES[device]) for device in Device}
 START_SECONDS = 4.0  # seconds on a CPU to import libraries and to warm up
 RECORD_SECONDS = 6e-5  # seconds on a CPU to read, split and tokenize one example
-# Values for the compiled decode step (rlhf/kernels/cpu/decode.c): the share of the
-# bandwidth that its attention reaches, measured with AMX, and the calls of torch operations per
-# layer and step.
-COMPILED = {"attention": 0.35, "decode_calls": 4.0}
 # Adding up the gradients of n micro-batches in bf16 rounds their sum by about ROUNDED * sqrt(n):
 # measured with random gradients, 0.4 % of 8, 1.1 % of 128 and 3.2 % of 1,024.
 ROUNDED = 0.001
@@ -331,7 +325,9 @@ def efficiency_of(machine: Machine) -> Efficiency:
         scoring = min(1.0, share * shares.scoring / shares.training)
         shares = replace(shares, training=share, scoring=scoring)
     is_compiled = machine.dtype in {Dtype.bf16, Dtype.fp32} and usable_isa() >= Isa.avx2
-    return replace(shares, **COMPILED) if is_compiled and not machine.is_gpu else shares
+    if is_compiled and not machine.is_gpu:
+        return replace(shares, **RATES["compiled_decoding"])
+    return shares
 
 
 def select_best_plan(plans: Sequence[Plan]) -> Plan:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf.base.atomic import write_text_atomically
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import RESULT, DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN, PARSE_ERRORS, load_plain_mapping
 from rlhf.report.alarms import find_doubts
@@ -49,13 +50,8 @@ STUDY_RESULTS = "optimization_results.yaml"
 SWEEP_REPORT = "sweep.html"
 GOALS = ("gold", "exactly right", "score")  # measures that are drawn over KL
 LONGEST_NAME = 60  # most characters of a setting's name in the headline
-DOUBTS = {  # the sentence for each verdict that reports no difference
-    "-": "no difference from the baseline can be detected",
-    "one seed": "one seed is not enough: give three or more",
-    "two seeds": "two seeds are not enough: give three or more",
-    "no spread": "no spread between seeds",
-    "": "objectives with different meanings are not compared",
-}
+TEXTS: Mapping[str, Mapping[str, str]] = read_yaml_beside(__file__, "comparison_texts.yaml")
+DOUBTS, NOTES = TEXTS["no_difference"], TEXTS["notes"]
 Ranked = tuple[int, Setting]  # the index of a setting among all settings, and the setting
 
 
@@ -137,43 +133,29 @@ def note_lines(settings: Sequence[Setting], comparison: SettingsComparison) -> I
     tried, tests = comparison.tried, comparison.num_tests
     if tried.num_settings > 1:
         names = " and ".join(place.name for place in tried.places)
-        places = f" in {names}" if names else ""
-        corrected = f"; corrected for {tests} differences" if tests else ""
-        chosen = " (every pair, because the baseline was not the first setting tried)"
-        yield (
-            f"{len(settings)} of {tried.num_settings} settings tried on this question{places} are "
-            f"compared{corrected}{chosen * (tests > 0 and tried.is_baseline_chosen)}. The best of "
-            "several owes part of its value to luck: expect less from new seeds."
+        corrected = NOTES["corrected"].format(tests=tests) if tests else ""
+        if tests and tried.is_baseline_chosen:
+            corrected += NOTES["chosen_baseline"]
+        yield NOTES["tried"].format(
+            shown=len(settings),
+            tried=tried.num_settings,
+            places=f" in {names}" if names else "",
+            corrected=corrected,
         )
     if tried.num_settings > len(settings):
-        yield "--registry FOLDER counts only the runs in FOLDER; choose it before you see results."
+        yield NOTES["registry"]
     if tests:
-        yield (
-            "± is the 95 % interval over seeds, for a difference over pairs of runs with the same "
-            "seed if there are any. higher, lower: a difference that is significant at 5 % after "
-            f"Holm's correction. {UNCLEAR} (+N): no significant difference; N more seeds of "
-            "each setting would find it in 4 of 5 cases, if the true difference and spread are as "
-            "measured. Choose N before you start them."
-        )
+        yield NOTES["tested"].format(unclear=UNCLEAR)
     elif comparison.differences:
-        yield (
-            "Fewer than three seeds show no difference and have no interval: give "
-            "seed=1,2,3 or more."
-        )
+        yield NOTES["few_seeds"]
     numbers = [n for n, setting in enumerate(settings, 1) if setting.shared_origins()]
     if numbers:
-        named = ", ".join(sorted({each for s in settings for each in s.shared_origins()}))
-        yield (
-            f"Runs of setting {', '.join(map(str, numbers))} share all phases but the last, from "
-            f"{named}: ± shows only the spread of the last phase. With another SFT or reward model "
-            "the results may differ by more."
-        )
+        runs = sorted({each for s in settings for each in s.shared_origins()})
+        listed = ", ".join(map(str, numbers))
+        yield NOTES["shared_phases"].format(numbers=listed, runs=", ".join(runs))
     known = (difference.prompt_share for difference in comparison.differences.values())
     if shares := [share for share in known if share is not None]:
-        yield (
-            f"Noise from single prompts is {min(shares):.0%} to {max(shares):.0%} of the variance "
-            "of differences over seeds: more ppo.eval_prompts reduce this part, too."
-        )
+        yield NOTES["noise_of_prompts"].format(low=min(shares), high=max(shares))
     for title, reason in comparison.left_out.items():
         yield f"not compared: {title} ({reason})"
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from rlhf.base.errors import CheckpointError
 from rlhf.base.hashing import sha256_of
 from rlhf.base.intervals import Estimate, mean_of, mean_with_interval
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import (
     HELD_OUT,
     METRICS,
@@ -67,26 +68,17 @@ RESULTS = (RESULT, METRICS)  # a run without these files has shown nothing yet
 
 
 class Measure(NamedTuple):
-    """A number in result.json: its title in comparisons, its key, and the phases that have it.
-
-    ``of_prompts`` is the key in ppo/held_out.json of the values per prompt, whose mean it is.
-    """
+    """A number in result.json: an entry of measures.yaml."""
 
     title: str
     key: str
     of_prompts: str = ""
-    phases: tuple[str, ...] = ("ppo", "dpo")
+    phases: Sequence[str] = ("ppo", "dpo")
 
 
-MEASURES = (
-    Measure("exactly right", "exact_after", "gold/exact"),
-    Measure("gold", "gold_after", "gold/gold"),
-    Measure("score", "score_after", "score"),
-    Measure("KL, nats", "kl_to_reference", "kl"),
-    Measure("tokens", "response_tokens_after", "tokens"),
-    Measure("accuracy", "accuracy", phases=("dpo", "reward")),
-    Measure("perplexity", "perplexity_after", phases=("sft",)),
-)
+MEASURES = [
+    Measure(title, **entry) for title, entry in read_yaml_beside(__file__, "measures.yaml").items()
+]
 
 
 class ComparedRun(NamedTuple):
@@ -157,9 +149,8 @@ def find_run_folders(paths: Iterable[Path]) -> list[Path]:
     folders = []
     for path in paths:
         if not (runs := list(find_folders_with(FROZEN, path))):
-            reason = (
-                f"no {FROZEN} is in it or in its folders" if path.is_dir() else "no such folder"
-            )
+            in_folder = f"no {FROZEN} is in it or in its folders"
+            reason = in_folder if path.is_dir() else "no such folder"
             hint = "python -m rlhf.runs lists the runs of this folder"
             raise CheckpointError(f"{path} holds no run: {reason}; {hint}")
         folders += runs

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.errors import CapabilityError
+from rlhf.base.foreign_errors import require_package
 from rlhf.base.stored_files import RESULT, read_stored_text
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import flatten_keys
@@ -36,13 +36,9 @@ class MlflowTracker(Tracker):
             CapabilityError: if the package mlflow is not installed.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        try:
+        way_out = "pip install 'rlhf[mlflow]', or use tracking=local"
+        with require_package("tracking=mlflow", "mlflow", way_out):
             from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise CapabilityError(
-                "tracking=mlflow: the package mlflow is not installed; pip install 'rlhf[mlflow]', "
-                "or use tracking=local"
-            ) from error
         logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs each new table
         self._client, self._is_concluded = MlflowClient(), False
         self._logged: dict[str, int] = {}

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from rlhf.base.errors import CapabilityError
+from rlhf.base.foreign_errors import require_package
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.run.step_alarms import Alarm
@@ -35,14 +35,10 @@ class TrackioTracker(Tracker):
         Raises:
             CapabilityError: if the package trackio is not installed.
         """
-        try:
+        way_out = "pip install 'rlhf[trackio]', or use tracking=local"
+        with require_package("tracking=trackio", "trackio", way_out):
             import trackio
             from trackio.sqlite_storage import SQLiteStorage
-        except ImportError as error:
-            raise CapabilityError(
-                "tracking=trackio: the package trackio is not installed; pip install "
-                "'rlhf[trackio]', or use tracking=local"
-            ) from error
         folder, project = run_dir.resolve(), config.tracking.project
         name = f"{folder.parent.name}/{folder.name}"
         self._logged: dict[str, int] = {}

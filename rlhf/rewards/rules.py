@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlhf.base.errors import CapabilityError, ConfigError
-from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.errors import ConfigError
+from rlhf.base.foreign_errors import require_package, translate_errors
 from rlhf.base.user_paths import expand_user_path, read_user_text
 from rlhf.config.choices import RewardKind
 from rlhf.config.schema.rewards import RewardTerm
@@ -147,12 +147,8 @@ def _build_column_rule(part: RewardTerm, matches: Callable[[str, str], bool]) ->
 def _load_json_validator(file: str | None) -> Callable[[Any], bool]:
     if file is None:
         return lambda _: True
-    try:
+    with require_package("json_schema", "jsonschema", "pip install 'rlhf[json]'"):
         from jsonschema.validators import validator_for
-    except ModuleNotFoundError as error:
-        raise CapabilityError(
-            "json_schema: the package jsonschema is not installed; pip install 'rlhf[json]'"
-        ) from error
 
     def build_schema_error(reason: str) -> ConfigError:
         return ConfigError(f"json_schema={file}: cannot be read as a JSON schema ({reason})")

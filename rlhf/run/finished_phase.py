@@ -145,12 +145,11 @@ def _add_repair_advice(phase_dir: Path) -> Iterator[None]:
         ) from error
 
 
-def iterate_metrics(source: Path, phase: Phase) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield each logged step of a phase with its metrics, with NaN in place of null."""
-    for values in METRICS.read_lines(source):
-        of_phase, step = values.pop("phase"), values.pop("step")
-        if of_phase == phase:
-            yield step, {n: math.nan if v is None else v for n, v in values.items()}
+def iterate_metrics(run_dir: Path) -> Iterator[tuple[str, int, dict[str, float]]]:
+    """Yield the phase, number and metrics of each logged step, with NaN in place of null."""
+    for line in METRICS.read_lines(run_dir):
+        values = {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
+        yield line["phase"], line["step"], values
 
 
 def copy_phase_lines(source: Path, phase: Phase, target: Path, name: str) -> None:

@@ -6,7 +6,7 @@ They are metrics.yaml and panels.yaml here, and in the folders of options and me
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlhf.base.packaged_yaml import merge_tables, read_yaml_beside
@@ -36,13 +36,13 @@ def _parse_groups(table: Mapping[str, Any]) -> dict[str, dict[str, MetricInfo]]:
     }
 
 
-TABLE = merge_tables(
-    [
-        read_yaml_beside(__file__, FILE),
-        *read_option_tables(FILE),
-        *(read_table(method, FILE, _parse_groups) for method in installed_methods()),
-    ]
-)
+def _read_tables(file: str, parse: Callable[[Mapping[str, Any]], object]) -> dict[str, Any]:
+    """Return the tables ``file`` of the core, of options and of methods, as one table."""
+    of_methods = (read_table(method, file, parse) for method in installed_methods())
+    return merge_tables([read_yaml_beside(__file__, file), *read_option_tables(file), *of_methods])
+
+
+TABLE = _read_tables(FILE, _parse_groups)
 GROUPS: Mapping[str, Mapping[str, MetricInfo]] = _parse_groups(TABLE)
 METRICS = {name: info for group in GROUPS.values() for name, info in group.items()}
 # The name of our metric for each name that another program gives it.
@@ -74,13 +74,7 @@ def _parse_panels(table: Mapping[str, Any]) -> dict[str, list[Panel]]:
     }
 
 
-PANEL_TABLE = merge_tables(
-    [
-        read_yaml_beside(__file__, PANELS_FILE),
-        *read_option_tables(PANELS_FILE),
-        *(read_table(method, PANELS_FILE, _parse_panels) for method in installed_methods()),
-    ]
-)
+PANEL_TABLE = _read_tables(PANELS_FILE, _parse_panels)
 PANELS: Mapping[str, Sequence[Panel]] = _parse_panels(PANEL_TABLE)
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from rlhf.base.packaged_yaml import read_yaml_beside
@@ -24,7 +25,7 @@ FOLDER_KEYS = ("run_dir", "resume")  # config keys that name folders, not settin
 # Entries of results about time, memory or the run that trained a phase, not about the model.
 NOT_MEASURES = ("seconds", "planned", "measured", "reused_from")
 MOST_FILES = 20  # files of data that a card lists
-LIMITS_OF_USE = read_yaml_beside(__file__, "limits_of_use.yaml")
+TEXTS = read_yaml_beside(__file__, "model_card.yaml")
 LONGEST_TEXT = 100  # maximum number of characters of an example's question or prompt
 # Matches a prompt of one turn: alone, the last question of a longer conversation is unclear.
 QUESTION = re.compile(r"\s*Human:\s*((?:(?!Human:).)+?)\s*Assistant:\s*", re.DOTALL)
@@ -77,7 +78,8 @@ def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _limits(keys: Mapping[str, Any]) -> str:
     """Return the limits of a model, as a list, from the config keys of its run."""
     is_generated = keys["data.source"] == Source.synthetic
-    limits: str = LIMITS_OF_USE["any_data"] + LIMITS_OF_USE["generated_data"] * is_generated
+    texts = TEXTS["limits_of_use"]
+    limits: str = texts["any_data"] + texts["generated_data"] * is_generated
     for method in installed_methods():
         if f"{METHODS}.{method.name}" in keys:
             (summary, *_) = str(inspect.getdoc(type(method))).splitlines()
@@ -147,36 +149,24 @@ def _escape_cell(text: str) -> str:
     return text.replace("\n", " ").replace("|", "\\|")
 
 
-def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> list[str]:
-    """Return lines of Python that load the model and print its answer to the shortest prompt.
+def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> str:
+    """Return Python code that loads the model and prints its answer to the shortest prompt.
 
     With a chat template the example passes a message, otherwise the prompt itself.
     """
+    kind, texts, otherwise = "plain_model", prompts, "Your prompt"
     if has_chat_template:
-        questions = [match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt))]
-        question = _quote_shortest_text(questions, "Your question")
-        argument, index = f'[{{"role": "user", "content": {question}}}]', '[-1]["content"]'
-    else:
-        argument, index = _quote_shortest_text(prompts, "Your prompt"), ""
-    return [
-        "from transformers import pipeline",
-        f'model = pipeline("text-generation", {json.dumps(folder)})',
-        f'print(model({argument})[0]["generated_text"]{index})',
-    ]
+        questions = (match[1] for prompt in prompts if (match := QUESTION.fullmatch(prompt)))
+        kind, texts, otherwise = "chat_model", questions, "Your question"
+    short = (text for text in texts if len(text) <= LONGEST_TEXT)
+    return _fill_example(kind, folder, min(short, key=len, default=otherwise))
 
 
-def scorer_example(folder: str, text: str) -> list[str]:
-    """Return lines of Python that load the reward model and print its score of ``text``."""
-    return [
-        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
-        f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(folder)})",
-        f"model = AutoModelForSequenceClassification.from_pretrained({json.dumps(folder)})",
-        f"texts = [{json.dumps(text, ensure_ascii=False)}]  # each with the end token",
-        'how = {"padding": len(texts) > 1, "padding_side": "right", "add_special_tokens": False}',
-        'print(model(**tokenizer(texts, return_tensors="pt", **how)).logits[:, 0])',
-    ]
+def scorer_example(folder: str, text: str) -> str:
+    """Return Python code that loads the reward model and prints its score of ``text``."""
+    return _fill_example("scorer", folder, text)
 
 
-def _quote_shortest_text(texts: Iterable[str], otherwise: str) -> str:
-    short = min((text for text in texts if len(text) <= LONGEST_TEXT), key=len, default=otherwise)
-    return json.dumps(short, ensure_ascii=False)
+def _fill_example(kind: str, folder: str, text: str) -> str:
+    code = Template(TEXTS["examples"][kind])
+    return code.substitute(folder=json.dumps(folder), text=json.dumps(text, ensure_ascii=False))

@@ -16,13 +16,14 @@ from threading import Thread
 from typing import Any, cast
 
 from rlhf.base.errors import CapabilityError, ConfigError, RlhfError
-from rlhf.base.foreign_errors import translate_errors
+from rlhf.base.foreign_errors import require_package, translate_errors
 from rlhf.base.stored_files import ALARMS, LINE, METRICS, SAMPLES, find_entries, read_json_lines
 from rlhf.config.choices import Dtype, WandbMode
 from rlhf.config.run_dir import SWEEPS
 from rlhf.config.schema.run import AlarmsConfig, RunConfig
 from rlhf.config.typed import flatten_keys
 from rlhf.options import Backend
+from rlhf.run.finished_phase import iterate_metrics
 from rlhf.run.jsonl import OPTIONS_LOGS, JsonlWriter
 from rlhf.run.metric_table import PANELS, describe_undocumented_metric
 from rlhf.run.step_alarms import Alarm, AlarmRules
@@ -43,13 +44,9 @@ class TensorBoardTracker(Tracker):
         Raises:
             CapabilityError: if the package tensorboard is not installed.
         """
-        try:
+        way_out = "pip install 'rlhf[tensorboard]', or use tracking=local"
+        with require_package("tracking.tensorboard=true", "tensorboard", way_out):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise CapabilityError(
-                "tracking.tensorboard=true: the package tensorboard is not installed; "
-                "pip install 'rlhf[tensorboard]', or use tracking=local"
-            ) from error
         self._written = _last_step_by_tag(folder)
         self._writer = SummaryWriter(str(folder))
         # The tab Custom Scalars has the report's charts in their order.
@@ -67,9 +64,8 @@ class TensorBoardTracker(Tracker):
 
     def samples(self, phase: str, step: int, samples: Sequence[Sample], *, steps: int) -> None:  # noqa: ARG002 - Tracker requires it
         """Write all responses as one text."""
-        if step <= self._written.get(f"{phase}/samples/text_summary", -1):
-            return
-        self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
+        if step > self._written.get(f"{phase}/samples/text_summary", -1):
+            self._writer.add_text(f"{phase}/samples", format_samples(samples), step)
 
     def histograms(self, phase: str, step: int, numbers: Mapping[str, Sequence[float]]) -> None:
         """Write histograms, except those that the event files have already."""
@@ -232,8 +228,8 @@ class Trackers(Tracker):
 
     def repeat_logs(self, run_dir: Path, ppo_steps: int | None) -> None:
         """Send what earlier attempts logged to alarm rules, and to trackers that skip repeats."""
-        for line in METRICS.read_lines(run_dir):
-            self._rules.check(line["phase"], line["step"], _logged_values(line))
+        for phase, step, values in iterate_metrics(run_dir):
+            self._rules.check(phase, step, values)
         repeat = partial(_repeat_logs, run_dir=run_dir, ppo_steps=ppo_steps)
         self._call_each_tracker(repeat, is_end=True)
 
@@ -252,11 +248,6 @@ class Trackers(Tracker):
             call(each)
 
 
-def _logged_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a line of metrics.jsonl; null there stands for NaN."""
-    return {n: math.nan if v is None else v for n, v in line.items() if "/" in n}
-
-
 def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None:
     """Send all lines of a run's logs, except alarms, to ``tracker`` if it skips repeats."""
     if not tracker.skips_repeats:
@@ -267,8 +258,8 @@ def _repeat_logs(tracker: Tracker, run_dir: Path, ppo_steps: int | None) -> None
     for log in OPTIONS_LOGS:
         for (phase, step), group in groupby(read_json_lines(run_dir / log, LINE), of_step):
             tracker.append(log, phase, step, list(group))
-    for line in METRICS.read_lines(run_dir):
-        tracker.log(line["phase"], line["step"], _logged_values(line))
+    for phase, step, values in iterate_metrics(run_dir):
+        tracker.log(phase, step, values)
 
 
 def _read_sample(line: Mapping[str, Any]) -> Sample:

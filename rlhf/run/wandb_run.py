@@ -48,12 +48,8 @@ FULL, LAST = 1, 4  # kinds of chunks that complete a record
 OFFLINE_FILES = "wandb/offline-run-*/run-*.wandb"  # one per attempt, in their order
 
 # Prefixes of the metrics of each phase; only PPO logs metrics with other prefixes than its own.
-PREFIXES: Mapping[Phase, tuple[str, ...]] = {
-    Phase.sft: ("sft",),
-    Phase.reward: ("reward",),
-    Phase.ppo: ("ppo", "time", "speed", "memory", "rollout"),
-    Phase.dpo: ("dpo",),
-}
+PREFIXES: dict[Phase, tuple[str, ...]] = {phase: (phase.value,) for phase in Phase}
+PREFIXES[Phase.ppo] += ("time", "speed", "memory", "rollout")
 
 SUMMARIES: Mapping[str, str] = read_yaml_beside(__file__, "wandb_summaries.yaml")
 

@@ -25,16 +25,11 @@ JOB_PORTS = range(20_000, 29_000)  # below the ports that Linux gives to clients
 class LaunchMode(StrEnum):
     """The ways to start the ranks: by which program, or by the user."""
 
-    process = "process"
-    """No program: one rank runs in this process."""
-    node = "node"
-    """torchrun's agent, on this node."""
-    slurm = "slurm"
-    """torchrun's agent in every task of a SLURM job, on the task's node."""
-    hostfile = "hostfile"
-    """The DeepSpeed launcher, on the nodes of a hostfile."""
-    by_hand = "by_hand"
-    """The user, with torchrun on every node."""
+    process = "process"  # no program: one rank runs in this process
+    node = "node"  # torchrun's agent, on this node
+    slurm = "slurm"  # torchrun's agent in every task of a SLURM job, on the task's node
+    hostfile = "hostfile"  # the DeepSpeed launcher, on the nodes of a hostfile
+    by_hand = "by_hand"  # the user, with torchrun on every node
 
 
 class SlurmTask(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +11,14 @@ from typing import Any
 import torch
 
 from rlhf.base.errors import RlhfError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.batches import batch_plans, num_ranks, rollout_plan
 from rlhf.config.choices import Device, OnOom, Phase, When
 from rlhf.config.roles import SHARDED_WEIGHTS
 from rlhf.config.schema.run import RunConfig
 from rlhf.run.results import read_plan
 
-# Some out-of-memory errors are plain RuntimeErrors, recognized by these parts of their messages:
-# errors of torch's CPU allocator, and of CUDA's driver, cuBLAS, cuDNN and NCCL.
-ALLOCATION_ERRORS = (
-    *("can't allocate memory", "not enough memory", "out of memory"),
-    *("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"),
-    "CUBLAS_STATUS_NOT_INITIALIZED",  # cublasCreate found no free GPU memory
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # from torch's allocator if GPU memory is full
-)
+ALLOCATION_ERRORS: Sequence[str] = read_yaml_beside(__file__, "allocation_errors.yaml")
 
 
 class OutOfMemoryError(RlhfError):

@@ -19,6 +19,7 @@ import torch
 from rlhf.base.cpu import read_cpu, usable_isa
 from rlhf.base.errors import CheckpointError, RlhfError
 from rlhf.base.finite_numbers import non_finite_names
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.ranks import Ranks
 from rlhf.base.stored_files import (
     ATTEMPTS,
@@ -55,13 +56,9 @@ from rlhf.run.results import (
 )
 from rlhf.runtime.rendezvous import num_cores_per_rank
 
-# The objective is the first of these measures that the result of the run's last phase has.
-OBJECTIVES: Mapping[Phase, tuple[str, ...]] = {
-    Phase.sft: ("perplexity_after",),
-    Phase.reward: ("accuracy",),
-    Phase.ppo: ("gold_after", "score_after"),
-    Phase.dpo: ("gold_after", "accuracy"),
-}
+OBJECTIVES: Mapping[str, Sequence[str]] = read_yaml_beside(__file__, "measure_names.yaml")[
+    "objectives"
+]
 
 
 def unfinished_phases(config: RunConfig, run_dir: Path) -> list[Phase]:
@@ -122,11 +119,11 @@ def find_objective(phases: Mapping[str, Mapping[str, Any]], run_dir: Path) -> tu
         CheckpointError: if the last phase has no such measure.
     """
     phase, measures = list(phases.items())[-1]
-    for name in OBJECTIVES[Phase(phase)]:
+    for name in OBJECTIVES[phase]:
         if isinstance(value := measures.get(name), int | float):
             return f"{phase}.{name}", -value if phase == Phase.sft else value
     raise CheckpointError(
-        f"{run_dir / phase / RESULT} has no {OBJECTIVES[Phase(phase)][-1]}: it is damaged, or "
+        f"{run_dir / phase / RESULT} has no {OBJECTIVES[phase][-1]}: it is damaged, or "
         f"of another version. Restore it, or remove it: resume={run_dir} trains {phase} again"
     )
 
@@ -259,8 +256,9 @@ def reuse_phase(context: RunContext, phase: Phase, source: Path) -> None:
         if phase in reused_phases(context.config) and (notice := verify_phase(source, phase)):
             context.console.say(f"warning: {notice}")
         origin = (read_phase_result(source, phase) or {}).get("reused_from", str(source))
-        for step, values in iterate_metrics(source, phase):
-            context.tracker.log(phase, step, values)
+        for of_phase, step, values in iterate_metrics(source):
+            if of_phase == phase:
+                context.tracker.log(phase, step, values)
         copy_phase_lines(source, phase, run_dir, SAMPLES.name)
         link_phase(source, phase, run_dir, reused_from=origin)
         context.console.say(f"{phase}: taken from {origin}, which had the same inputs")

@@ -32,16 +32,11 @@ CAUSE_S = 3.0
 class FailureKind(StrEnum):
     """Reasons for which a rank ends early."""
 
-    refused = "refused"
-    """The rank cannot run the configuration; the message is for the user."""
-    crashed = "crashed"
-    """An exception, whose traceback the rank has printed; the message names the rank."""
-    out_of_memory = "out_of_memory"
-    """The rank needs more memory; the message names keys that help."""
-    stuck = "stuck"
-    """No step ends; the message names ranks that were stopped, if any."""
-    lost = "lost"
-    """Another rank has ended."""
+    refused = "refused"  # the rank cannot run the configuration; the message is for the user
+    crashed = "crashed"  # an exception with a printed traceback; the message names the rank
+    out_of_memory = "out_of_memory"  # the rank needs more memory; the message names keys that help
+    stuck = "stuck"  # no step ends; the message names ranks that were stopped, if any
+    lost = "lost"  # another rank has ended
 
 
 class Failure(NamedTuple):

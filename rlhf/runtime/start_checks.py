@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase, PlanMode, RewardLossName, Source, Unpaired
 from rlhf.config.hydra_errors import did_you_mean
 from rlhf.config.schema.run import RunConfig
@@ -91,18 +92,17 @@ def logged_metric_names(config: RunConfig) -> list[str]:
 
 def result_names(config: RunConfig) -> list[str]:
     """Return the names PHASE.NAME of the numbers in result.json that a search may optimise."""
-    answers = ["score", "kl", "ended_share", "response_tokens", "corpus_perplexity"]
+    names = read_yaml_beside(__file__, "measure_names.yaml")
+    answers = [*names["answers"]["always"]]
     if config.data.source is Source.synthetic:
-        answers += ["gold", "exact", "exact_greedy"]
+        answers += names["answers"]["synthetic_data"]
     if config.environment.is_used:
-        answers += ["return", "success", "turns", "truncated"]
+        answers += names["answers"]["environment"]
     whens = ["before", "after", *(["after_ema"] if config.ppo.ema_beta > 0 else [])]
     answered = [f"{name}_{when}" for name in answers for when in whens]
-    by_phase = {
-        Phase.sft: ["perplexity_before", "perplexity_after"],
-        Phase.reward: ["accuracy", "calibration_error", "best_possible_accuracy", "pair_accuracy"],
-        Phase.dpo: ["accuracy", "kl_to_reference", *answered],
-        Phase.ppo: ["kl_to_reference", "optimum", "random_return", *answered],
-    }
-    common = ["steps", "seconds", "peak_memory_gib"]
-    return [f"{phase}.{name}" for phase in config.phase.order for name in by_phase[phase] + common]
+    measured = []
+    for phase in config.phase.order:
+        of_answers = answered if phase in (Phase.dpo, Phase.ppo) else []
+        of_phase = [*names["phases"][phase], *of_answers, *names["all_phases"]]
+        measured += [f"{phase}.{name}" for name in of_phase]
+    return measured

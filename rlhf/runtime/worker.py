@@ -124,10 +124,8 @@ def run_worker(
         console.say(
             "hardware.keep_freed_memory: only glibc supports this setting; continuing without it"
         )
-
-    def start_watch(context: RunContext) -> None:
-        install_signals_and_watchdog(context, rendezvous.others if rendezvous else {}, on_stuck)
-
+    others = rendezvous.others if rendezvous else {}
+    start_watch = partial(install_signals_and_watchdog, others=others, on_stuck=on_stuck)
     with (
         convert_drive_errors(f"continue the run with python launch.py resume={run_dir}"),
         lock_run_dir(run_dir, console.say) if ranks.is_main else nullcontext(),

@@ -88,7 +88,7 @@ def use_entry(store: PhaseStore, run_dir: Path, folder: Path) -> None:
     with store.entry_lock(KEY):
         entry = store.find(KEY, Phase.sft, said.append)
         if entry is not None:
-            list(iterate_metrics(entry, Phase.sft))
+            list(iterate_metrics(entry))
             (folder / "taker").mkdir()
             link_phase(entry, Phase.sft, folder / "taker", reused_from="a")
             taken = file_identities(folder / "taker" / "sft", skip=NOT_LISTED)

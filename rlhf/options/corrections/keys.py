@@ -8,22 +8,11 @@ from enum import StrEnum
 
 from rlhf.config.schema.keys import ABOVE_0, ABOVE_1, FROM_0_BELOW_1, LossLimit, key, needs
 
+RolloutCorrection = StrEnum("RolloutCorrection", "none token sequence geometric")
+"""Levels at which a response has importance weights: one per token, or one as a whole."""
 
-class RolloutCorrection(StrEnum):
-    """Levels at which a response has importance weights: one per token, or one as a whole."""
-
-    none = "none"
-    token = "token"
-    sequence = "sequence"
-    geometric = "geometric"
-
-
-class CorrectionMode(StrEnum):
-    """Treatments of an importance weight beyond its limits: cut it off, or replace it by 0."""
-
-    truncate = "truncate"
-    mask = "mask"
-
+CorrectionMode = StrEnum("CorrectionMode", "truncate mask")
+"""Treatments of an importance weight beyond its limits: cut it off, or replace it by 0."""
 
 CORRECTED = needs("rollout_correction", "token", "sequence", "geometric")
 CAP = LossLimit(math.inf, "large weights are cut off, or become 0")

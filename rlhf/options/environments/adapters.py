@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from rlhf.base.errors import ConfigError
 from rlhf.base.foreign_errors import translate_errors
 from rlhf.base.isolated_process import failure_reason
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.options.environments.interface import Environment, Observation, Step
 from rlhf.options.environments.keys import EnvironmentKind
 
@@ -118,15 +119,7 @@ INSTALL_GEM = (
     "gem-llm pins other versions of nltk, reasoning-gym and antlr4-python3-runtime, but "
     "runs with Hydra's antlr4"
 )
-MOVES_OF_LAKE, MOVES_OF_CLIFF = "left down right up", "up right down left"
-ACTIONS = {
-    "Blackjack": "stick hit",
-    "FrozenLake": MOVES_OF_LAKE,
-    "FrozenLake8x8": MOVES_OF_LAKE,
-    "CliffWalking": MOVES_OF_CLIFF,
-    "CliffWalkingSlippery": MOVES_OF_CLIFF,
-    "Taxi": "south north east west pickup dropoff",
-}
+ACTIONS: Mapping[str, list[str]] = read_yaml_beside(__file__, "gymnasium_actions.yaml")
 TAXI_PLACES = ("red", "green", "yellow", "blue", "taxi")
 
 
@@ -151,7 +144,7 @@ class GymnasiumText:
             )
         self._name, first = self._env.spec.name, int(action_space.start)
         count = int(action_space.n)
-        names = list(actions) or ACTIONS.get(self._name, "").split()
+        names = list(actions) or ACTIONS.get(self._name, [])
         names = names or [str(first + i) for i in range(count)]
         if len(names) != count:
             raise ConfigError(

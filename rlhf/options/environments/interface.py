@@ -66,11 +66,8 @@ class EpisodeStart(NamedTuple):
     row: Mapping[str, Any] = {}
 
 
-class Player(StrEnum):
-    """Players that an environment may have, which write turns in place of the policy."""
-
-    expert = "expert"
-    random = "random"
+Player = StrEnum("Player", "expert random")
+"""Players that an environment may have, which write turns in place of the policy."""
 
 
 class EnvironmentFacts(NamedTuple):

@@ -22,19 +22,11 @@ SUCCESS = "episode/success"  # the measure that is 1 if an episode is a success
 PROMPT_MARK = r"^\[episode \d+\]"  # the text before the prompt of an episode in samples.jsonl
 
 
-class EnvironmentKind(StrEnum):
-    """Kinds of environments; none: responses are single turns."""
-
-    none = "none"
-    number_guessing = "number_guessing"
-    calculator = "calculator"
-    blackjack = "blackjack"
-    gymnasium = "gymnasium"
-    textarena = "textarena"
-    reasoning_gym = "reasoning_gym"
-    gem = "gem"
-    tools = "tools"
-    custom = "custom"
+EnvironmentKind = StrEnum(
+    "EnvironmentKind",
+    "none number_guessing calculator blackjack gymnasium textarena reasoning_gym gem tools custom",
+)
+"""Kinds of environments; none: responses are single turns."""
 
 
 class FailureName(StrEnum):
@@ -49,12 +41,8 @@ class FailureName(StrEnum):
     too_long = "too_long"  # the next observation exceeds environment.max_tokens: the episode is cut
 
 
-class GaeUnit(StrEnum):
-    """Units of a time step in generalised advantage estimation."""
-
-    token = "token"
-    turn = "turn"
-
+GaeUnit = StrEnum("GaeUnit", "token turn")
+"""Units of a time step in generalised advantage estimation."""
 
 EPISODES = needs("environment.kind", fix="choose one with environment=NAME")
 

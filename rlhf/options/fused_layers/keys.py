@@ -7,13 +7,8 @@ from enum import StrEnum
 
 from rlhf.config.schema.keys import EVERY_PHASE, AtResume, key
 
-
-class FusedLayers(StrEnum):
-    """Kernels for norms, rotary embeddings and SwiGLU in training and scoring."""
-
-    auto = "auto"
-    none = "none"
-    liger = "liger"
+FusedLayers = StrEnum("FusedLayers", "auto none liger")
+"""Kernels for norms, rotary embeddings and SwiGLU in training and scoring."""
 
 
 @dataclass(kw_only=True)

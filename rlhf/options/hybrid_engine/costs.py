@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import Phase
 from rlhf.config.roles import Role
 
 if TYPE_CHECKING:
     from rlhf.models.model_uses import ModelUse
 
-# DeepSpeed-Chat's system of 2023: the share of the peak is fitted to table 1 of its announcement,
-# the others are estimates (benchmarks/planner.md).
-DEEPSPEED_CHAT = {
-    "training": 0.25,
-    "scoring": 0.25,
-    "bandwidth": 0.4,
-    "attention": 0.4,
-    "step_seconds": 0.0,
-}
+DEEPSPEED_CHAT: Mapping[str, float] = read_yaml_beside(__file__, "efficiency.yaml")
 
 
 def with_hybrid_engine(phase: Phase, model: ModelUse) -> ModelUse:

@@ -1,31 +1,23 @@
 """Check that DeepSpeed's Hybrid Engine can run a model, by its config and by its outputs.
 
-benchmarks/learning.md describes how ``REASONS`` were found. Shapes: N = rows that are compared,
-T = response tokens, V = vocabulary.
+Shapes: N = rows that are compared, T = response tokens, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.rollout.decoders.fused import TOLERANCES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-UNFIT = "has layers in DeepSpeed that are not adapted to transformers 5 here"
-REASONS = {
-    "bloom": "is refused by DeepSpeed 0.19.8 under transformers later than 4.43.4",
-    "gpt2": "has layers in DeepSpeed for inference only, not for its Hybrid Engine",
-    "gpt_neo": UNFIT,
-    "gpt_neox": "lacks in transformers 5 the attention attributes that DeepSpeed 0.19.8 reads",
-    "gptj": UNFIT,
-    "opt": "is skipped by DeepSpeed 0.19.8, whose OPT layers do not fit transformers 5's KV caches",
-}
+REASONS: Mapping[str, str] = read_yaml_beside(__file__, "unsupported_models.yaml")
 
 
 def model_unsupported_reason(config: PreTrainedConfig) -> str | None:

@@ -16,22 +16,11 @@ from rlhf.config.schema.keys import (
     needs,
 )
 
+LoraRole = StrEnum("LoraRole", "sft reward actor critic")
+"""Models that can get adapters; the policy of DPO counts as actor."""
 
-class LoraRole(StrEnum):
-    """Models that can get adapters; the policy of DPO counts as actor."""
-
-    sft = "sft"
-    reward = "reward"
-    actor = "actor"
-    critic = "critic"
-
-
-class LoraExport(StrEnum):
-    """Forms in which a model with adapters is saved."""
-
-    merged = "merged"
-    adapter = "adapter"
-
+LoraExport = StrEnum("LoraExport", "merged adapter")
+"""Forms in which a model with adapters is saved."""
 
 ADAPTERS = [needs("rank", fix="add lora=default")]
 

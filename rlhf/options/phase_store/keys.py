@@ -7,13 +7,8 @@ from enum import StrEnum
 
 from rlhf.config.schema.keys import ABOVE_0, NO_PHASE, key, needs
 
-
-class Reuse(StrEnum):
-    """Runs that take finished phases with equal inputs from the store of phases."""
-
-    sweep = "sweep"
-    always = "always"
-    never = "never"
+Reuse = StrEnum("Reuse", "sweep always never")
+"""Runs that take finished phases with equal inputs from the store of phases."""
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,8 @@ from rlhf.config.schema.keys import PART_KEYS, Names, key
 READ_BY_SCORERS = (*PART_KEYS, "path*", "revision", "template", "add_end", "label", "run_code")
 
 
-class ScorerTemplate(StrEnum):
-    """The forms in which a scorer reads prompt and response."""
-
-    auto = "auto"
-    chat = "chat"
-    pair = "pair"
-    plain = "plain"
+ScorerTemplate = StrEnum("ScorerTemplate", "auto chat pair plain")
+"""The forms in which a scorer reads prompt and response."""
 
 
 @dataclass(kw_only=True)

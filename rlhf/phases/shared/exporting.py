@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,13 +128,13 @@ def save_export(
         description = f"{what} {made}, {settings}."
         if answers:
             store_sampling_settings(export.model, context.config, phase=folder.parent.name)
-            description += _example_call(context, folder)
+            description += f"\n\n{_example_call(context, folder)}"
         else:
             description += " Pad batches on the right: with other padding GPT-2 gives wrong scores."
             export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
             if example is not None and export.save is save_from_stream and not export.write_more:
                 model_folder = f"{folder.parent.name}/{folder.name}"
-                description += _format_code(scorer_example(model_folder, example))
+                description += f"\n\n{scorer_example(model_folder, example)}"
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         scorer = context.config.reward_model if folder.parent.name == Phase.reward else None
@@ -175,13 +175,8 @@ def save_trained_model(
 def _example_call(context: RunContext, folder: Path) -> str:
     """Return the example code of a model card, which calls the model in ``folder``."""
     records = next(iter(context.parts.values())).eval if context.parts else []
-    call = python_example(
+    return python_example(
         f"{folder.parent.name}/{folder.name}",
         [record.prompt or "" for record in records],
         has_chat_template=context.tokenizer.chat_template is not None,
     )
-    return _format_code(call)
-
-
-def _format_code(lines: Sequence[str]) -> str:
-    return "\n\n```python\n" + "\n".join(lines) + "\n```"

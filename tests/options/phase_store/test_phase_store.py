@@ -86,10 +86,10 @@ def test_phase_comes_back_with_its_metrics_and_where_it_is_from(tmp_path: Path) 
     assert weights.samefile(run_dir / "sft" / "model" / "weights"), "one copy on the disk"
     assert not (other / "sft" / "state").exists()
     assert read_phase_result(other, Phase.sft) == {"reused_from": str(run_dir), "steps": 2}
-    (first, second) = iterate_metrics(entry, Phase.sft)
-    assert first == (1, {"sft/loss": 2.5})
-    assert second[0] == 2
-    assert math.isnan(second[1]["sft/loss"])
+    (first, second) = iterate_metrics(entry)
+    assert first == ("sft", 1, {"sft/loss": 2.5})
+    assert second[:2] == ("sft", 2)
+    assert math.isnan(second[2]["sft/loss"])
 
 
 def test_file_systems_without_links_get_copies(
