@@ -1,4 +1,4 @@
-"""Write rlhf/data/samples/fruit_*.csv, the rows of experiment=minute: python tools/fruit_rows.py FOLDER."""
+"""Write the rows of experiment=minute: ``python tools/fruit_rows.py rlhf/data/samples``."""
 
 import csv
 import random
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 FRUITS, THINGS = "plum pear kiwi fig".split(), "desk lamp shoe drum coat bell ring boat".split()
+WRONG_PAIRS = 0.1  # people err, too
 
 
 def write_rows(folder: Path, demonstrations: int = 2000, pairs: int = 1200) -> None:
@@ -21,7 +22,7 @@ def write_rows(folder: Path, demonstrations: int = 2000, pairs: int = 1200) -> N
     for words, question in shown[:pairs]:
         right = next(word for word in words if word in FRUITS)
         wrong = rng.choice([word for word in words if word != right])
-        better, worse = (wrong, right) if rng.random() < 0.1 else (right, wrong)
+        better, worse = (wrong, right) if rng.random() < WRONG_PAIRS else (right, wrong)
         compared.append((question, said(better), said(worse), said(right)))
     for name, rows in (
         ("demonstrations", [("question", "response"), *responses]),
