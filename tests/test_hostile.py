@@ -119,7 +119,7 @@ def test_a_run_that_a_full_drive_ended_can_be_begun_again(
     [
         (errno.ENOSPC, "make room"),
         (errno.EFBIG, "raise the limit on file sizes (ulimit -f)"),
-        (errno.ENOENT, "removed or moved"),
+        (errno.ENOENT, "if they were moved"),
     ],
 )
 def test_the_advice_fits_the_error_of_the_drive(number: int, advice: str) -> None:

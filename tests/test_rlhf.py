@@ -157,7 +157,7 @@ def test_downloads_set_nothing_that_was_not_chosen(file: str, rlhf: Callable[...
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--config-dir nowhere", "--config-dir=nowhere: must name a folder that is like conf/"),
+        ("--config-dir nowhere", "--config-dir=nowhere: must be a folder with the layout of conf/"),
         ("experiment=theirs", "unknown option experiment=theirs; options: "),
         ("-m sweep=nothing", "conf/sweeps; choose one of actor_lr, "),
         ("experiment=smoke", "conf/experiment/smoke.yaml has the name of an option of rlhf; "),

@@ -103,7 +103,7 @@ def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -
     assert put("hardware=h100_80g", choice="h100_80g") == profile(compose, "h100_80g")
 
 
-WHOLE = "rates of a100_40g, the whole card (this part of it is slower than that)"
+WHOLE = "rates of a100_40g for the whole card (this part of it is slower than that)"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_gpu_that_torch_has_no_kernels_for_is_named(gpu: Gpu, put: Put, monkey
     machine = find_hardware(SIGN)
     assert machine.profile == "cpu"
     assert machine.reason.startswith(
-        "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70) is none of"
+        "this machine's CPU, although it has a GPU: Tesla V100-SXM2-32GB (sm_70) is not a GPU"
     )
     find_hardware.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])  # a torch for CUDA 12.6

@@ -146,7 +146,7 @@ def some_data(examples: dict[Phase, int], said: list[str], config: RunConfig) ->
             ["ppo.advantage_estimator=rloo", "ppo.responses_per_prompt=8"],
             *(Phase.ppo, 13, "ppo.rollout_batch_size=104 ppo.mini_batch_size=52"),
         ),
-        (["hardware.ranks_per_node=2"], Phase.sft, 31, "sft.batch_size=30"),
+        (["hardware.ranks_per_node=2"], Phase.sft, 31, "sft.batch_size=2 sft.epochs=4"),
         (["hardware.ranks_per_node=2"], Phase.reward, 1, None),
     ],
 )
