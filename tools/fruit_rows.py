@@ -14,8 +14,8 @@ def write_rows(folder: Path, demonstrations: int = 2000, pairs: int = 1200) -> N
     rng, said = random.Random(1), "It is the {}.".format
     drawn: dict[tuple[str, ...], None] = {}
     while len(drawn) < demonstrations + pairs:
-        words = [*rng.sample(THINGS, 3), rng.choice(FRUITS)]
-        drawn[tuple(rng.sample(words, 4))] = None
+        four = [*rng.sample(THINGS, 3), rng.choice(FRUITS)]
+        drawn[tuple(rng.sample(four, 4))] = None
     shown = [(words, f"Pick the fruit: {' '.join(words)}.") for words in drawn]
     responses = [(question, said(rng.choice(words))) for words, question in shown[pairs:]]
     compared = []
