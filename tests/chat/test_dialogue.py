@@ -147,7 +147,7 @@ def test_help_lists_each_command_and_each_is_known(run_dir: Path) -> None:
         ("/sing", "/sing: no such command; /help lists them"),
         ("/temperature warm", "/temperature warm: must be a finite number of at least 0"),
         ("/regenerate", "there is no answer yet"),
-        ("what " * 200, rf"takes \d+ tokens.*leaves {POSITIONS - 12}"),
+        ("what " * 200, rf"takes \d+ tokens.*leaves room for {POSITIONS - 12}"),
     ],
 )
 def test_a_mistake_is_explained_and_changes_nothing(

@@ -103,7 +103,7 @@ def test_another_profile_is_not_replaced(gpu: Gpu, put: Put, compose: Compose) -
     assert put("hardware=h100_80g", choice="h100_80g") == profile(compose, "h100_80g")
 
 
-WHOLE = "rates of a100_40g for the whole card (this part of it is slower than that)"
+WHOLE = "rates of a100_40g for the whole card (this part of it is slower than planned)"
 
 
 @pytest.mark.parametrize(

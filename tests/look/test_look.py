@@ -93,7 +93,7 @@ def test_what_a_run_would_refuse_is_a_finding(look: Look, tmp_path: Path) -> Non
     command = f"`python launch.py data=local data.path={file}`"
     assert f"{command} would be refused: data: the reward phase finds no pairs" in said
     assert "?[[ " in said
-    assert "refused" not in look(file, "phase=sft")
+    assert "refused" not in look(file, "phase=sft", "sft.batch_size=4")
 
 
 def test_pairs_of_equal_lengths_teach_no_length(look: Look, tmp_path: Path) -> None:
@@ -272,8 +272,9 @@ def test_examples_that_no_phase_can_use_are_refused_as_by_a_run(look: Look, tmp_
     rows = [{"prompt": f"Q {n}?", "completion": "Yes", "label": n % 5} for n in range(60)]
     said = look(write(tmp_path / "scores.jsonl", rows), *words)
     assert "would be refused: data: the sft phase has 0 examples to train on" in said
-    few = look(write(tmp_path / "few.jsonl", rows[:20]), *words)
-    assert "needs at least 32, and 1 held out. Use sft.batch_size=2 sft.epochs=" in few
+    few = [{"prompt": f"Q {n}?", "completion": f"Yes {n}"} for n in range(20)]
+    said_of_few = look(write(tmp_path / "few.jsonl", few), *words)
+    assert "needs at least 32, and 1 held out. Use sft.batch_size=2 sft.epochs=" in said_of_few
     assert "Turn scores into good/bad labels in data.sets.NAME.columns" in said
     marked = [row | {"label": n % 2, "note": "ab"[n % 2]} for n, row in enumerate(rows)]
     said = look(write(tmp_path / "marks.jsonl", marked), *words)
