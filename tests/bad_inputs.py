@@ -13,6 +13,11 @@ def lines(*rows: object) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
+def messages(*talk: object) -> tuple[str, bytes]:
+    """A file with three rows of a conversation."""
+    return "a.jsonl", lines({"messages": [*talk]}) * 3
+
+
 # Enough rows for every phase.
 MANY = lines(*(GOOD | {"prompt": f"\n\nHuman: {n}\n\nAssistant:"} for n in range(60)))
 FILES: dict[str, tuple[str, bytes]] = {
@@ -49,20 +54,11 @@ FILES: dict[str, tuple[str, bytes]] = {
     "chosen equals rejected": ("a.jsonl", MANY + lines(GOOD | {"rejected": " yes"})),
     "one row has other columns": ("a.jsonl", MANY + lines({"text": "a"})),
     "a column changes its type": ("a.jsonl", LINE + lines(GOOD | {"chosen": ["a"]})),
-    "messages without a role": ("a.jsonl", lines({"messages": [{"content": "a"}]}) * 3),
-    "messages with an unknown role": (
-        "a.jsonl",
-        lines({"messages": [{"role": "alien", "content": "a"}]}) * 3,
-    ),
-    "messages with a null content": (
-        "a.jsonl",
-        lines({"messages": [{"role": "user", "content": None}]}) * 3,
-    ),
-    "messages without an answer": (
-        "a.jsonl",
-        lines({"messages": [{"role": "user", "content": "a"}]}) * 3,
-    ),
-    "empty lists of messages": ("a.jsonl", lines({"messages": []}) * 3),
+    "messages without a role": messages({"content": "a"}),
+    "messages with an unknown role": messages({"role": "alien", "content": "a"}),
+    "messages with a null content": messages({"role": "user", "content": None}),
+    "messages without an answer": messages({"role": "user", "content": "a"}),
+    "empty lists of messages": messages(),
     "too few rows": ("a.jsonl", LINE),
     "a truncated JSON array": ("a.json", b'[{"prompt": "a"},'),
     "a JSON object": ("a.json", b'{"prompt": "a"}'),

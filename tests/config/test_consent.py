@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from rlhf import export, replay
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.chat import __main__ as chat
 from rlhf.config.choices import Phase
 from rlhf.config.consent import OUTSIDE, keys_that_need_consent, keys_that_run_code
@@ -114,29 +115,7 @@ def take(compose: Compose, source: Path, words: list[str]) -> DictConfig:
     return cfg
 
 
-PART = {"kind": "http", "weight": 1.0}
-REACHING: dict[str, dict[str, Any]] = {
-    "rewards.h.url": {"rewards": {"h": {**PART, "url": "http://127.0.0.1:9"}}},
-    "rewards.h.token_variable": {"rewards": {"h": {**PART, "token_variable": "HOME"}}},
-    "rewards.j.rubric": {"rewards": {"j": {**PART, "rubric": "r.yaml"}}},
-    "rewards.s.path": {"rewards": {"s": {**PART, "path": "someone/model"}}},
-    "rewards.j.json_schema": {"rewards": {"j": {**PART, "json_schema": "s.json"}}},
-    "data.path": {"data": {"path": "someone/data"}},
-    "data.eval_path": {"data": {"eval_path": ["someone/data"]}},
-    "data.sets.a.path": {"data": {"sets": {"a": {"path": "someone/data"}}}},
-    "data.ptx_path": {"data": {"ptx_path": "someone/data"}},
-    "data.cache_dir": {"data": {"cache_dir": "/elsewhere"}},
-    "model.path": {"model": {"path": "someone/model"}},
-    "model.tokenizer": {"model": {"tokenizer": "someone/model"}},
-    "reward_model.path": {"reward_model": {"path": "someone/model"}},
-    "reward.groups_path": {"reward": {"groups_path": "/groups"}},
-    "ppo.teacher_path": {"ppo": {"teacher_path": "someone/model"}},
-    "zero.nvme_path": {"zero": {"nvme_path": "/elsewhere"}},
-    "rollout.server.url": {"rollout": {"backend": "vllm_server"}},
-    "launcher.hostfile": {"launcher": {"hostfile": "/hosts"}},
-    "tracking.others": {"tracking": {"others": ["evil:Tracker"]}},
-    "environment.id": {"environment": {"id": "game:Guess"}},
-}
+REACHING = read_yaml_beside(__file__, "keys_that_need_consent.yaml")
 
 
 def edit_config(run_dir: Path, change: dict[str, Any]) -> None:
@@ -200,7 +179,7 @@ def test_every_text_of_a_configuration_is_known_to_be_inside_or_needs_consent() 
     assert [key for key in texts if not re.fullmatch(known, key)] == []
 
 
-HTTP = {**PART, "url": "http://127.0.0.1:9", "token_variable": "HOME"}
+HTTP = {"kind": "http", "weight": 1.0, "url": "http://127.0.0.1:9", "token_variable": "HOME"}
 WITH_TOKEN = {"rewards": {"m": {"kind": "model"}, "h": HTTP}}
 
 

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlhf.base import stored_files
 from rlhf.base.errors import CheckpointError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import METRICS
 from rlhf.config import history
 from rlhf.config.freeze import (
@@ -103,29 +104,7 @@ def test_every_metric_has_a_row() -> None:
     assert listed ^ (METRIC_TABLE.keys() - of_methods) == set(), "without a fitting row"
 
 
-TABLE: dict[str, Any] = {
-    "added": {
-        "0.2.0": {"game.rules": "none", "ppo.new": 1, "parts.NAME.more": 0},
-        "0.3.0": {"sft.newer": None},
-    },
-    "renamed": {
-        "0.3.0": {
-            "ppo.new": "ppo.better",
-            "ppo.loss=old": "ppo.loss=new",
-            "parts.NAME.was": "parts.NAME.is",
-        }
-    },
-    "removed": {
-        "0.3.0": {
-            "dpo.gone": {"idle": 0, "instead": "use dpo"},
-            "dpo.loss=kto": {"idle": "sigmoid", "instead": "use marks"},
-            "alarms.stop=odd": {"idle": None, "instead": "use even"},
-            "alarms.stop=old": {"idle": None, "instead": "use new"},
-            "parts.NAME.gone": {"idle": 0, "instead": "drop it"},
-        }
-    },
-    "packages": {"rlhf-far": {"ppo.far": False, "parts.NAME.far": 0}},
-}
+TABLE = read_yaml_beside(__file__, "small_history.yaml")
 
 
 def unchanged(stored: dict[Any, Any]) -> bool:

@@ -3,11 +3,10 @@
 import argparse
 import sys
 import tempfile
-from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-from tests.fuzz.case import FAULTS, judged
+from tests.fuzz.case import judged, report_faults
 from tests.fuzz.doors import DOORS, mixed
 from tests.quick_hydra import compose_once, compose_quickly
 
@@ -22,15 +21,9 @@ def main() -> int:
     doors = {name: DOORS[name] for name in options.door or DOORS}
     compose_quickly()
     compose_once()
-    verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for case in islice(mixed(options.seed, Path(folder), doors), options.cases):
-            verdict, text = judged(case)
-            verdicts[verdict] += 1
-            if verdict in FAULTS:
-                print(f"{verdict}: {case.name}\n{text}", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
-    return int(any(verdicts[fault] for fault in FAULTS))
+        tried = islice(mixed(options.seed, Path(folder), doors), options.cases)
+        return report_faults((case, *judged(case)) for case in tried)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from random import Random
@@ -69,6 +70,17 @@ def judged(case: Case, *, seconds: float = SECONDS) -> tuple[Verdict, str]:
         os.close(read_end)
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def report_faults(found: Iterable[tuple[Case, Verdict, str]]) -> int:
+    """Print faults and the number of each verdict; return 1 if there is a fault."""
+    verdicts: Counter[str] = Counter()
+    for case, verdict, text in found:
+        verdicts[verdict] += 1
+        if verdict in FAULTS:
+            print(f"{verdict}: {case.name}\n{text}", flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
+    return int(any(verdicts[fault] for fault in FAULTS))
 
 
 def _tried(case: Case) -> str:

@@ -13,7 +13,6 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
@@ -36,7 +35,7 @@ from rlhf.runs import __main__ as runs
 from rlhf_lab import bundle, verify
 from tests.cheats import copy_run, edit_json, forge_hashes
 from tests.fork_server import MODULES
-from tests.fuzz.case import FAULTS, Case, Verdict, judged, refused_by
+from tests.fuzz.case import Case, Verdict, judged, refused_by, report_faults
 from tests.fuzz.command_words import launched
 from tests.fuzz.run_folders import PLANNED, watch
 from tests.quick_hydra import compose_once, compose_quickly
@@ -391,17 +390,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         run = finished(Path(folder, "finished"))
         compose_quickly()
         compose_once()
-        for case, verdict, text in find_faults(options.seed, options.cases, run, Path(folder)):
-            verdicts[verdict] += 1
-            if verdict in FAULTS:
-                print(f"{verdict}: {case.name}\n{text}", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
-    return int(any(verdicts[fault] for fault in FAULTS))
+        return report_faults(find_faults(options.seed, options.cases, run, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlhf.algorithms.ppo import policy_loss
 from rlhf.base.errors import ConfigError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.types import Rollout
 from rlhf.config.typed import to_run_config
 from rlhf.phases.ppo.hooks import PpoHook
@@ -76,69 +77,8 @@ class HalfOfTheTokens(PpoHook):
 
 TWO_REWARDS = "+rewards={learned:{kind:model},ends:{kind:stop}}"
 GROUPS = "ppo.responses_per_prompt=4 ppo.advantage_estimator="
-CONFIGURATIONS: dict[str, tuple[str, list[object], Direction, list[str]]] = {
-    "the default run": ("", [], Direction.unbiased, []),
-    "RLOO": (f"{GROUPS}rloo", [], Direction.unbiased, []),
-    "REINFORCE++": ("ppo.advantage_estimator=reinforce_pp", [], Direction.unbiased, []),
-    "GRPO": (
-        "experiment=grpo",
-        [],
-        Direction.biased,
-        ["on purpose", "ppo.loss_aggregation", "ppo.advantage_estimator", "ppo.kl_placement=loss"],
-    ),
-    "Dr. GRPO": ("ppo=dr_grpo", [], Direction.unbiased, []),
-    "a KL in the loss": (
-        "ppo.kl_placement=loss ppo.kl_estimator=k3",
-        [],
-        Direction.biased,
-        ["ppo.kl_placement=loss: a token does not pay", "(without it 0)"],
-    ),
-    "a mask": (
-        "ppo.missing_end_mask=true ppo.missing_end_penalty=0",
-        [],
-        Direction.biased,
-        ["ppo.missing_end_mask=True: responses that never ended are left out (without it 0)"],
-    ),
-    "a mask of old responses": (
-        f"{GROUPS}rloo rollout.lag=2 ppo.off_policy_mask_kl=1e-4",
-        [],
-        Direction.biased,
-        ["ppo.off_policy_mask_kl=0.0001: unlikely responses with negative advantage are masked"],
-    ),
-    "weights with a cap": (
-        "rollout.lag=4 ppo.rollout_correction=sequence ppo.rollout_correction_cap=1.01",
-        [],
-        Direction.biased,
-        ["ppo.rollout_correction_cap=1.01: large weights are cut off, or become 0"],
-    ),
-    "whitened rewards": (
-        "ppo.whiten_rewards=true",
-        [],
-        Direction.biased,
-        ["ppo.whiten_rewards=True: a token earns", "(without it 0)"],
-    ),
-    "an older policy": (
-        "rollout.lag=2 ppo.gamma=0.9",
-        [],
-        Direction.biased,
-        ["rollout.lag=2: responses come from an older policy", "ppo.gamma=0.9: later rewards"],
-    ),
-    "a much older policy": (
-        f"rollout.lag=8 {GROUPS}rloo",
-        [],
-        Direction.biased,
-        ["rollout.lag=8: responses come from an older policy (without it 0)"],
-    ),
-    "CISPO": ("ppo.surrogate=cispo", [], Direction.unbiased, []),
-    "a sign error": ("", [flipped_loss], Direction.wrong_way, ["sign error in flipped_loss?"]),
-    "a sign error of the KL": (
-        "",
-        [PaidForKl],
-        Direction.wrong_way,
-        ["gradient of the KL penalty alone points", "sign error in PaidForKl?"],
-    ),
-    "a hook": ("", [HalfOfTheTokens], Direction.biased, ["HalfOfTheTokens, your own code"]),
-}
+OWN_CODE = {code.__name__: code for code in (flipped_loss, PaidForKl, HalfOfTheTokens)}
+CONFIGURATIONS = read_yaml_beside(__file__, "gradient_verdicts.yaml")
 
 
 def method_of(compose: Compose, words: str, own: list[object]) -> GradientEstimator:
@@ -147,13 +87,14 @@ def method_of(compose: Compose, words: str, own: list[object]) -> GradientEstima
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_verdict_on_a_configuration(name: str, compose: Compose) -> None:
-    words, own, verdict, texts = CONFIGURATIONS[name]
-    method = method_of(compose, words, own)
+    expected = CONFIGURATIONS[name]
+    own = [OWN_CODE[code] for code in expected.get("own", [])]
+    method = method_of(compose, expected.get("keys", ""), own)
     found = examine(method, TinyTask.draw(0, method.group))
-    assert found.verdict == verdict, found.text
-    for text in texts:
+    assert found.verdict is Direction[expected["verdict"]], found.text
+    for text in expected.get("texts", []):
         assert text in found.text
-    if verdict is Direction.unbiased:
+    if found.verdict is Direction.unbiased:
         assert max(each.bias for each in found.compared["first"].values()) < EXACT
         assert not found.causes
 

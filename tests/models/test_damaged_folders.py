@@ -24,6 +24,7 @@ from tests.models_on_disk import FAMILIES, save_base, small_tokenizer, source_of
 TOKENIZER = small_tokenizer()
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 Weights = dict[str, Tensor]
+Damage = Callable[[Path], Any]
 
 
 @pytest.fixture
@@ -65,85 +66,101 @@ def of_type(dtype: torch.dtype) -> Callable[[Weights], None]:
     return lambda weights: weights.update({name: weights[name].to(dtype)})
 
 
-WEIGHT_DAMAGE: dict[str, tuple[Callable[[Weights], Any], str]] = {
-    "a tensor is missing": (without("norm.weight"), "missing.*norm.weight"),
-    "a layer is missing": (without("layers.1."), r"missing.*layers\.1\..*more"),
-    "the output layer is missing": (without("lm_head"), "missing.*lm_head.weight"),
-    "other names": (renamed, r"missing.*not in the model.*foo\."),
-    "an additional tensor": (lambda w: w.update(v_head=torch.zeros(2)), "not in the model.*v_head"),
+def weights(change: Callable[[Weights], Any]) -> Damage:
+    return lambda folder: change_weights(folder, change)
+
+
+def content(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda folder: (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
+
+
+def fields(**changed: Any) -> Damage:
+    return lambda folder: change_json(folder / "config.json", **changed)
+
+
+def index(listed: Any) -> Damage:
+    """Divide the weights into files, and list others."""
+
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        model = build_actor(source_of("llama"), TOKENIZER, seed=1)
+        model.save_pretrained(folder, max_shard_size="10KB")
+        (folder / INDEX).write_text(json.dumps(listed))
+
+    return damage
+
+
+def file_map(**files: Any) -> Damage:
+    return index({"metadata": {}, "weight_map": files})
+
+
+NOT_HELD = "does not hold a model"
+SHARD = "shard-00001-model-00001-of-00001.safetensors"  # of a distributed checkpoint
+FOLDER_DAMAGE: dict[str, tuple[Damage, str]] = {
+    "a tensor is missing": (weights(without("norm.weight")), "missing.*norm.weight"),
+    "a layer is missing": (weights(without("layers.1.")), r"missing.*layers\.1\..*more"),
+    "the output layer is missing": (weights(without("lm_head")), "missing.*lm_head.weight"),
+    "other names": (weights(renamed), r"missing.*not in the model.*foo\."),
+    "an additional tensor": (
+        weights(lambda w: w.update(v_head=torch.zeros(2))),
+        "not in the model.*v_head",
+    ),
     "another shape": (
-        lambda w: w.update({"model.norm.weight": torch.ones(17)}),
+        weights(lambda w: w.update({"model.norm.weight": torch.ones(17)})),
         r"model\.norm\.weight.*\(17\).*\(16\)",
     ),
-    "NaN": (not_finite(float("nan")), "model.norm.weight.*NaN"),
-    "infinite": (not_finite(float("inf")), "model.norm.weight.*infinite"),
-    "whole numbers": (of_type(torch.int8), "up_proj.weight.*I8"),
-    "booleans": (of_type(torch.bool), "up_proj.weight.*BOOL"),
+    "NaN": (weights(not_finite(float("nan"))), "model.norm.weight.*NaN"),
+    "infinite": (weights(not_finite(float("inf"))), "model.norm.weight.*infinite"),
+    "whole numbers": (weights(of_type(torch.int8)), "up_proj.weight.*I8"),
+    "booleans": (weights(of_type(torch.bool)), "up_proj.weight.*BOOL"),
+    "text": (content(lambda _: b"hello"), "does not hold.*header too small"),
+    "empty": (content(lambda _: b""), "does not hold.*header too small"),
+    "cut off": (content(lambda whole: whole[:-8]), "does not hold.*file not fully covered"),
+    "a huge header": (
+        content(lambda _: struct.pack("<Q", 2**60)),
+        "does not hold.*header too large",
+    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), NOT_HELD),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), NOT_HELD),
+    "an unknown type": (fields(model_type="x"), "model type `x`"),
+    "an image model": (fields(model_type="vit"), "ViTConfig"),
+    "a negative width": (fields(hidden_size=-8), "negative dimension -8"),
+    "more layers": (fields(num_hidden_layers=3), r"missing.*layers\.2\."),
+    "far more layers": (fields(num_hidden_layers=10**7), "num_hidden_layers=10000000"),
+    "beyond memory": (fields(num_hidden_layers=10**15), "num_hidden_layers=1000000000000000"),
+    "many labels": (fields(num_labels=10**9), "num_labels=1000000000"),
+    "a vast vocabulary": (fields(vocab_size=10**11), "embed_tokens.weight"),
+    "another vocabulary": (fields(vocab_size=269), "embed_tokens.weight.*269"),
+    "another width": (fields(hidden_size=24), "embed_tokens.weight"),
+    "other key-value heads": (fields(num_key_value_heads=1, head_dim=8), "k_proj.weight"),
+    "heads in words": (fields(num_attention_heads="two"), NOT_HELD),
+    "weights elsewhere": (fields(transformers_weights="../x.safetensors"), "transformers_weights"),
+    "an empty map": (file_map(), "weight_map"),
+    "no map": (index({"metadata": {}}), "weight_map"),
+    "no metadata": (index({"weight_map": {"a": WEIGHTS}}), "metadata"),
+    "a list": (index([]), "weight_map"),
+    "numbers for files": (file_map(a=5), "weight_map"),
+    "a missing file": (file_map(a="b"), "a file named b"),
+    "another folder": (file_map(a="../x.safetensors"), r"\.\./x"),
+    "a file of the system": (file_map(a="/etc/passwd"), "/etc/passwd"),
+    "a shard": (lambda folder: (folder / SHARD).write_bytes(b""), "shard-00001-model"),
 }
 
 
-@pytest.mark.parametrize("damage", WEIGHT_DAMAGE)
-def test_damaged_weights_are_refused_by_name(damage: str, folder: Path) -> None:
-    change, words = WEIGHT_DAMAGE[damage]
-    change_weights(folder, change)
+@pytest.mark.parametrize("name", FOLDER_DAMAGE)
+def test_a_damaged_folder_is_refused_by_name(name: str, folder: Path) -> None:
+    damage, words = FOLDER_DAMAGE[name]
+    damage(folder)
     with pytest.raises(CheckpointError, match=rf"model\.path={folder}.*{words}"):
         build(folder)
 
 
-@pytest.mark.parametrize("damage", ["a tensor is missing", "NaN", "whole numbers"])
-def test_damaged_weights_are_refused_while_they_are_sharded(damage: str, folder: Path) -> None:
-    change, words = WEIGHT_DAMAGE[damage]
-    change_weights(folder, change)
+@pytest.mark.parametrize("name", ["a tensor is missing", "NaN", "whole numbers"])
+def test_damaged_weights_are_refused_while_they_are_sharded(name: str, folder: Path) -> None:
+    damage, words = FOLDER_DAMAGE[name]
+    damage(folder)
     with pytest.raises(CheckpointError, match=words):
         build(folder, shard=lambda parameter: parameter.detach())
-
-
-BYTES_DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "text": (lambda _: b"hello", "header too small"),
-    "empty": (lambda _: b"", "header too small"),
-    "cut off": (lambda whole: whole[:-8], "file not fully covered"),
-    "a huge header": (lambda _: struct.pack("<Q", 2**60), "header too large"),
-}
-
-
-@pytest.mark.parametrize("damage", BYTES_DAMAGE)
-def test_a_file_that_does_not_hold_weights_is_refused(damage: str, folder: Path) -> None:
-    change, words = BYTES_DAMAGE[damage]
-    (folder / WEIGHTS).write_bytes(change((folder / WEIGHTS).read_bytes()))
-    with pytest.raises(CheckpointError, match=rf"model\.path={folder} does not hold.*{words}"):
-        build(folder)
-
-
-@pytest.mark.parametrize("missing", ["config.json", WEIGHTS])
-def test_a_missing_file_is_refused(missing: str, folder: Path) -> None:
-    (folder / missing).unlink()
-    with pytest.raises(CheckpointError, match=rf"model\.path={folder} does not hold a model"):
-        build(folder)
-
-
-CONFIG_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown type": ({"model_type": "x"}, "model type `x`"),
-    "an image model": ({"model_type": "vit"}, "ViTConfig"),
-    "a negative width": ({"hidden_size": -8}, "negative dimension -8"),
-    "more layers": ({"num_hidden_layers": 3}, r"missing.*layers\.2\."),
-    "far more layers": ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000"),
-    "beyond memory": ({"num_hidden_layers": 10**15}, "num_hidden_layers=1000000000000000"),
-    "many labels": ({"num_labels": 10**9}, "num_labels=1000000000"),
-    "a vast vocabulary": ({"vocab_size": 10**11}, "embed_tokens.weight"),
-    "another vocabulary": ({"vocab_size": 269}, "embed_tokens.weight.*269"),
-    "another width": ({"hidden_size": 24}, "embed_tokens.weight"),
-    "other key-value heads": ({"num_key_value_heads": 1, "head_dim": 8}, "k_proj.weight"),
-    "heads in words": ({"num_attention_heads": "two"}, "does not hold a model"),
-    "weights elsewhere": ({"transformers_weights": "../x.safetensors"}, "transformers_weights"),
-}
-
-
-@pytest.mark.parametrize("damage", CONFIG_DAMAGE)
-def test_a_config_that_describes_another_model_is_refused(damage: str, folder: Path) -> None:
-    fields, words = CONFIG_DAMAGE[damage]
-    change_json(folder / "config.json", **fields)
-    with pytest.raises(CheckpointError, match=rf"model\.path={folder}.*{words}"):
-        build(folder)
 
 
 @pytest.mark.parametrize(
@@ -177,40 +194,6 @@ def test_a_config_that_is_no_config_is_refused(content: str, folder: Path) -> No
 
 def reward_source(folder: Path) -> ModelSource:
     return ModelSource(key="reward_model.path", path=str(folder))
-
-
-INDEX_DAMAGE: dict[str, tuple[Any, str]] = {
-    "an empty map": ({"metadata": {}, "weight_map": {}}, "weight_map"),
-    "no map": ({"metadata": {}}, "weight_map"),
-    "no metadata": ({"weight_map": {"a": WEIGHTS}}, "metadata"),
-    "a list": ([], "weight_map"),
-    "numbers for files": ({"metadata": {}, "weight_map": {"a": 5}}, "weight_map"),
-    "a missing file": ({"metadata": {}, "weight_map": {"a": "b"}}, "a file named b"),
-    "another folder": ({"metadata": {}, "weight_map": {"a": "../x.safetensors"}}, r"\.\./x"),
-    "a file of the system": ({"metadata": {}, "weight_map": {"a": "/etc/passwd"}}, "/etc/passwd"),
-}
-
-
-def sharded(folder: Path) -> None:
-    """Divide the weights of a folder into files."""
-    (folder / WEIGHTS).unlink()
-    model = build_actor(source_of("llama"), TOKENIZER, seed=1)
-    model.save_pretrained(folder, max_shard_size="10KB")
-
-
-@pytest.mark.parametrize("damage", INDEX_DAMAGE)
-def test_an_index_of_other_files_is_refused(damage: str, folder: Path) -> None:
-    content, words = INDEX_DAMAGE[damage]
-    sharded(folder)
-    (folder / INDEX).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=words):
-        build(folder)
-
-
-def test_shards_of_a_distributed_checkpoint_are_refused(folder: Path) -> None:
-    (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="shard-00001-model"):
-        build(folder)
 
 
 def test_a_reward_model_without_its_head_is_refused(tmp_path: Path) -> None:

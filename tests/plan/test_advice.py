@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.config.choices import ModelInit
 from rlhf.config.freeze import to_run_config
 from rlhf.config.schema.run import RunConfig
@@ -19,31 +20,7 @@ from tests.plan.planned import Compose, changed, plan_of, run_of
 pytestmark = pytest.mark.slow
 
 LARGE = ("model=opt_13b", "hardware=a100_80g", "phase=sft")
-# What is typed, and the first way out.
-REFUSED = {
-    "stage 2 of a large model": (
-        ["model=opt_13b", "hardware=8xa100_40g", "zero=stage2", "phase=sft"],
-        "zero=auto",
-    ),
-    "large micro-batches": (
-        [
-            *("model=opt_1.3b", "hardware=a100_40g", "zero=auto", "phase=sft"),
-            *("sft.max_tokens=2048", "sft.micro_batch_size=32"),
-        ],
-        "sft.micro_batch_size=1",
-    ),
-    "adapters in the last phase only": (
-        [
-            *("model=opt_6.7b", "model@reward_model=opt_350m", "hardware=template"),
-            *("lora=default", "phase.order=[sft,ppo]"),
-        ],
-        "lora=all",
-    ),
-    "dpo": (
-        ["model=opt_6.7b", "hardware=a6000_48g", "phase=pipeline_dpo", "zero=stage1"],
-        "zero=auto",
-    ),
-}
+REFUSED = read_yaml_beside(__file__, "ways_out.yaml")
 
 
 def ways_of(config: RunConfig) -> str:
@@ -53,10 +30,10 @@ def ways_of(config: RunConfig) -> str:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_every_way_fits_when_it_is_typed(name: str, compose: Compose) -> None:
-    given, first = REFUSED[name]
+    given = REFUSED[name]["typed"].split()
     plan = plan_of(compose, *given)
     assert not plan.fits
-    assert plan.fitting_overrides[0].partition(" (")[0] == first
+    assert plan.fitting_overrides[0].partition(" (")[0] == REFUSED[name]["first"]
     if "lora=default" in given:
         assert plan.fitting_overrides[-1].startswith("hardware.nodes=2 ")
     for way in plan.fitting_overrides:

@@ -1,13 +1,17 @@
 """Rubrics: what is refused, what a judge is asked, and which of its answers are verdicts."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlhf.base.errors import ConfigError, RewardError
+from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.options.judges.rubric import read_rubric
 from tests.options.judges.judge_server import write_rubric
 
+VERDICTS = read_yaml_beside(__file__, "verdicts.yaml")
 ONE = "criteria: [{name: clear, question: Is it clear?%s}]"
 
 
@@ -68,42 +72,20 @@ def test_words_of_a_rubric_replace_ours(tmp_path: Path) -> None:
     assert user["content"].endswith("</response> p")
 
 
-@pytest.mark.parametrize(
-    ("answer", "compares", "verdict"),
-    [
-        ('{"clear": 5, "short": 10}', False, {"clear": 1, "short": 0}),
-        (' {"reason": "so", "short": 2.5, "clear": 2}\n', False, {"clear": 0.25, "short": 0.75}),
-        ('{"clear": "A", "short": "tie"}', True, {"clear": 1, "short": 0.5}),
-        ('{"clear": "B", "short": "B"}', True, {"clear": 0, "short": 0}),
-        ("Very good!", False, "the judge answered 'Very good!': Invalid JSON"),
-        ("", False, "the judge answered '': Invalid JSON"),
-        ('So:\n```json\n{"clear": 5, "short": 10}\n```\n.', False, {"clear": 1, "short": 0}),
-        ('```{"clear": 5}```', False, """the judge answered '{"clear": 5}': short: Field"""),
-        ('{"clear": 5} {"short": 1}', False, "Invalid JSON"),
-        ("[5, 1]", False, "Input should be an object"),
-        ('{"clear": 5}', False, "short: Field required"),
-        ('{"clear": 6, "short": 1}', False, "clear=6: Input should be less than or equal to 5"),
-        ('{"clear": 0, "short": 1}', False, "clear=0: Input should be greater than or equal to 1"),
-        ('{"clear": 5, "short": -1}', False, "short=-1: Input should be greater"),
-        ('{"clear": NaN, "short": 1}', False, "clear=nan: Input should be"),
-        ('{"clear": 1e999, "short": 1}', False, "clear=inf: Input should be"),
-        ('{"clear": true, "short": 1}', False, "clear=True: Input should be a valid number"),
-        ('{"clear": "5", "short": 1}', False, "clear='5': Input should be a valid number"),
-        ('{"clear": null, "short": 1}', False, "clear=None: Input should be a valid number"),
-        ('{"clear": "A", "short": "C"}', True, "short='C': Input should be 'A', 'B' or 'tie'"),
-        ('{"clear": 1, "short": "A"}', True, "clear=1: Input should be"),
-    ],
-)
+@pytest.mark.parametrize("answered", VERDICTS, ids=lambda row: row["answer"])
 def test_only_a_valid_number_for_each_criterion_is_a_verdict(
-    answer: str, verdict: dict[str, float] | str, tmp_path: Path, *, compares: bool
+    answered: dict[str, Any], tmp_path: Path
 ) -> None:
-    rubric = read_rubric(write_rubric(tmp_path))
+    rubric, verdict = read_rubric(write_rubric(tmp_path)), answered["verdict"]
+    read = partial(
+        rubric.read_verdict, answered["answer"], compares=answered.get("compares", False)
+    )
     if isinstance(verdict, str):
         with pytest.raises(RewardError) as caught:
-            rubric.read_verdict(answer, compares=compares)
+            read()
         assert verdict in str(caught.value)
     else:
-        assert rubric.read_verdict(answer, compares=compares) == verdict
+        assert read() == verdict
 
 
 def test_the_score_is_the_weighted_mean(tmp_path: Path) -> None:
