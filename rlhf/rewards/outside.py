@@ -43,8 +43,7 @@ def build_function_reward(part: RewardTerm) -> Callable[[Answers], Sequence[floa
         raise ConfigError(
             f"function={part.function}: cannot be used as "
             f"f({', '.join(['prompts', 'responses', *part.columns])}): "
-            f"{failure_reason(error, file)}. TRL's def f(completions, **kwargs) becomes "
-            "def f(prompts, responses, **kwargs), with texts instead of message lists"
+            f"{failure_reason(error, file)}. TRL's completions are responses here, as texts"
         ) from error
 
     def score_answers(answers: Answers) -> Sequence[float]:
