@@ -244,7 +244,7 @@ def sweep_page(
         done.sort(key=lambda each: -each[1].estimates()["objective"].mean)
         if study is not None:
             done.sort(key=lambda each: not study.has_solution(each[1]))
-    unfinished = [setting for setting in settings if not setting.finished_runs()]
+    shown = [*(s for _, s in done), *(s for s in settings if not s.finished_runs())]
     left_out = [run.folder.name for run in runs if not run.measures]
     counted = f"{len(runs) - len(left_out)} of {len(runs)} runs have finished"
     comparison = compare_with_first(settings, tried)
@@ -260,10 +260,10 @@ def sweep_page(
         title=title,
         verdict=verdict,
         subtitle=f"{counted}, without {', '.join(left_out)}" if left_out else counted,
-        curves=setting_curves([*(setting for _, setting in done), *unfinished]),
+        curves=setting_curves(shown),
         tiles=[*_tiles(done, comparison)] if verdict.has_best and done[1:] and not study else [],
         is_ranked=not unlike,
-        notes=list(note_lines(settings, comparison)),
+        notes=list(note_lines(shown, comparison)),  # numbered as in tables and charts
         **_tables_and_charts(done, comparison, study),
     )
 

@@ -97,9 +97,9 @@ def describe_scores(run: RunFiles) -> str:
     kinds = {
         key.split(".")[1]: value
         for key, value in run.config.items()
-        if re.fullmatch(r"rewards\..*\.kind", key)
+        if re.fullmatch(r"rewards\..*\.kind", key) and run.config.get(f"{key[:-5]}.weight") != 0
     }
-    named = f"the parts {', '.join(map(repr, kinds))} of rewards" if kinds else "the reward model"
+    named = f"{', '.join(map(repr, kinds))} of rewards" if kinds else "the reward model"
     text = f"Score: by {named}, which PPO maximises."
     if "ppo/eval_gold" not in run.series:
         return f"{text} Only the samples show whether higher scores are deserved."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rlhf.base.stored_files import read_json_lines
 from rlhf.config.freeze import to_run_config, write_command, write_frozen_config
 from rlhf.config.schema.run import AlarmName
 from rlhf.report import __main__ as report
+from rlhf.report.run_charts import describe_scores
 from rlhf.report.run_page import write_report
 from rlhf.run.metric_table import METRICS
 from rlhf.run.step_alarms import Alarm
@@ -371,3 +373,10 @@ def test_points_over_kl_keep_their_step_and_interval(made: Made) -> None:
     assert rollouts["y"] == [2, 1, 3], "sorted by KL"
     assert [name[:6] for name in rollouts["names"]] == ["step 2", "step 1", "step 3"]
     assert rollouts["half"] == pytest.approx([1.96 * std / 128**0.5 for std in (2, 1, 4)], rel=1e-4)
+
+
+def test_ppo_maximises_no_part_of_weight_0() -> None:
+    weights = {"rewards.learned.weight": 1.0, "rewards.right.weight": 0}
+    kinds = {"rewards.learned.kind": "model", "rewards.right.kind": "exact"}
+    run: Any = SimpleNamespace(series={"ppo/score_mean": ()}, config=weights | kinds)
+    assert describe_scores(run).startswith("Score: by 'learned' of rewards, which PPO")

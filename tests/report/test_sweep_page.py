@@ -76,6 +76,8 @@ def test_the_reference_leads_the_next_best_and_runs_of_the_best_are_doubted(tmp_
         run.folder.mkdir()
         text = json.dumps(alarm | {"advice": "Look <here>."})
         (run.folder / "alarms.jsonl").write_text(text + "\n")
+    with_worse_first = sweep_page("kl", group_runs_by_setting([runs()[0], *first]))
+    assert "2 of 3 runs of setting 1 give" in with_worse_first, "numbered as in the tables"
     page = sweep_page("kl", group_runs_by_setting(first))
     best = "ppo.kl_ctl=0.1 is best: gold 0.820 → 0.904 ± 0.003; higher than all others"
     assert f'doubtful">{best}; there are reasons to doubt its runs' in page
