@@ -56,7 +56,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "# use the model, in Python",
-            *python_example(model, prompts, has_chat_template=has_template),
+            *python_example(model, prompts, has_chat_template=has_template).splitlines()[1:-1],
             f"# {'let it play' if game_option else 'talk to it'}, and measure it",
             name_commands(f"python -m rlhf.chat {shlex.join([*run_arguments, *game_option])}"),
             name_commands(f"python -m rlhf.evaluate {shlex.join(run_arguments)}"),

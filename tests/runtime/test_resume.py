@@ -66,7 +66,7 @@ def test_continued_run_equals_the_run_that_never_was_stopped(case: str, tmp_path
 def test_a_run_with_more_steps_equals_one_that_began_with_them(every: int, tmp_path: Path) -> None:
     """Its last checkpoint is kept; if none was written, it cannot continue."""
     words = ["sft.epochs=0.1", "reward.epochs=0.1", "ppo.lr_schedule=constant"]
-    words += [f"checkpoint.every_steps={every}", "ppo.eval_every=3"]
+    words += [f"checkpoint.every_steps={every}", "ppo.eval_every=3", "plan=check"]
     short = finished(tmp_path / "short", *words, "ppo.steps=3")
     more = launch(f"resume={short}", "ppo.steps=5", cwd=tmp_path)
     if every > 3:
