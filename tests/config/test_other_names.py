@@ -81,7 +81,7 @@ def test_flag_is_answered_with_an_override(words: str, message: str) -> None:
 
 
 def test_keys_behind_a_flag_that_follows_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^seed=1,2: no key .* put the flags first"):
+    with pytest.raises(ConfigError, match=r"^seed=1,2: keys cannot .* put the flags first"):
         refuse_unknown_flags(["name=a", "-m", "seed=1,2"])
 
 
