@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlhf.base.finite_numbers import non_finite_names
 from rlhf.base.intervals import mean_of
 from rlhf.base.packaged_yaml import read_yaml_beside
-from rlhf.report.charts import PointsByMetric
+from rlhf.config.schema.run import AlarmName
+from rlhf.report.charts import PointsByMetric, read_metric_series
 from rlhf.report.gain import is_score_alone, judge_intervals, least_score_gain, read_gain
 from rlhf.report.run_charts import report_parts
-from rlhf.run.step_alarms import Alarm
+from rlhf.run.results import finished_phases, read_phase_result
+from rlhf.run.step_alarms import read_alarms
 
 CHANCE = 0.5  # accuracy of a reward model that guesses
 TOO_GOOD = 0.99  # warn from this accuracy on: people's preferences are too noisy to allow it
@@ -45,10 +48,14 @@ class Doubt(NamedTuple):
     remedy: str | None = None
 
 
-def doubts_of_alarms(alarms: Sequence[Alarm]) -> list[Doubt]:
-    """Return each alarm as a doubt."""
+def read_doubts(run_dir: Path) -> list[Doubt]:
+    """Return the doubts of a run: from its alarms, a divergence first, then from its results."""
     remedies: Mapping[str, str] = TABLES["alarms"]
-    return [Doubt(alarm.line, alarm.phase, remedies.get(alarm.name)) for alarm in alarms]
+    alarms = sorted(read_alarms(run_dir), key=lambda each: each.name != AlarmName.not_finite)
+    of_alarms = [Doubt(alarm.line, alarm.phase, remedies.get(alarm.name)) for alarm in alarms]
+    names = map(str, finished_phases(run_dir))
+    phases = {name: read_phase_result(run_dir, name) or {} for name in names}
+    return [*of_alarms, *find_doubts(phases, read_metric_series(run_dir))]
 
 
 def _doubt(name: str, **values: Any) -> Doubt:

@@ -16,8 +16,8 @@ from rlhf.base.errors import ConfigError
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.stored_files import RESULT, DamagedFileError, read_stored_text
 from rlhf.config.freeze import FROZEN, PARSE_ERRORS, load_plain_mapping
-from rlhf.report.alarms import find_doubts
-from rlhf.report.charts import number_text, read_metric_series
+from rlhf.report.alarms import read_doubts
+from rlhf.report.charts import number_text
 from rlhf.report.comparison import (
     Setting,
     Tried,
@@ -41,7 +41,6 @@ from rlhf.report.page import Headline, render_template
 from rlhf.report.sweep_charts import KL, frontier_chart, setting_curves
 from rlhf.run.console import Console
 from rlhf.run.results import read_run_result, write_json
-from rlhf.run.step_alarms import read_alarms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -347,12 +346,10 @@ def describe_doubts(number: int, setting: Setting) -> str:
     """Return a sentence on the doubtful runs of a setting, with a reason; "" if there are none."""
     doubted = {}
     for run in setting.finished_runs():
-        lines = [alarm.line for alarm in read_alarms(run.folder)]
-        if (result := read_run_result(run.folder)) is not None:
-            gain = read_gain(result["phases"])
-            lines += [] if gain is None or gain.is_proven else [gain.text]
-            found = find_doubts(result["phases"], read_metric_series(run.folder))
-            lines += [doubt.line for doubt in found]
+        lines = [doubt.line for doubt in read_doubts(run.folder)]
+        result = read_run_result(run.folder)
+        gain = None if result is None else read_gain(result["phases"])
+        lines += [] if gain is None or gain.is_proven else [gain.text]
         if lines:
             doubted[run.folder.name] = lines[0]
     if not doubted:

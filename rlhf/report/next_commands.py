@@ -21,14 +21,11 @@ from rlhf.report.alarms import (
     RATE_KEYS,
     REMEDIES,
     Doubt,
-    doubts_of_alarms,
-    find_doubts,
+    read_doubts,
 )
-from rlhf.report.charts import read_metric_series
 from rlhf.run.model_card import python_example
 from rlhf.run.policies import TRAINED
-from rlhf.run.results import finished_phases, read_phase_result
-from rlhf.run.step_alarms import first_divergence, read_alarms
+from rlhf.run.results import read_phase_result
 from rlhf.run.wandb_run import INSTALL_VIEWS, VIEWS_COMMAND
 
 RUN_DIR_KEYS = ("run_dir", "resume")
@@ -56,7 +53,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         has_template = (folders[0] / "chat_template.jinja").exists()
         lines += [
             "# use the model, in Python",
-            *python_example(model, prompts, has_chat_template=has_template).splitlines()[1:-1],
+            *python_example(model, prompts, has_chat_template=has_template).splitlines(),
             f"# {'let it play' if game_option else 'talk to it'}, and measure it",
             name_commands(f"python -m rlhf.chat {shlex.join([*run_arguments, *game_option])}"),
             name_commands(f"python -m rlhf.evaluate {shlex.join(run_arguments)}"),
@@ -67,7 +64,7 @@ def suggest_commands(run_dir: Path) -> list[str]:
         lines += ["# upload the metrics, and save views of them", sync, INSTALL_VIEWS + views]
     # The overrides of the command that started the run, except overrides that name a directory.
     typed = [word for word in read_command(run_dir) if _override_key(word) not in RUN_DIR_KEYS]
-    doubts = _read_doubts(run_dir)
+    doubts = read_doubts(run_dir)
     for change, overrides in _suggest_changes(run_dir, doubts):
         if keys.get("from_run") is None or not any(map(source_run_determines, overrides)):
             repeat = [f"# the same run, {change}", _launch_command(typed, overrides)]
@@ -82,18 +79,6 @@ def suggest_commands(run_dir: Path) -> list[str]:
             _launch_command(_drop_data_overrides(typed), {"data": "local", "data.path": "FILE"}),
         ]
     return ["What to type next", *(f"  {line.strip()}" for line in lines)] if lines else []
-
-
-def _read_doubts(run_dir: Path) -> list[Doubt]:
-    """Return the doubts of a run; before it has an actor, only that it diverged."""
-    alarms = read_alarms(run_dir)
-    divergence = first_divergence(alarms)
-    doubts = doubts_of_alarms([divergence] if divergence else [])
-    if (run_dir / "ppo/actor").exists():
-        names = map(str, finished_phases(run_dir))
-        phases = {name: read_phase_result(run_dir, name) or {} for name in names}
-        doubts += [*doubts_of_alarms(alarms), *find_doubts(phases, read_metric_series(run_dir))]
-    return doubts
 
 
 def _suggest_changes(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf.base.safe_text import strip_control_characters
 from rlhf.base.stored_files import METRICS, SAMPLES
 from rlhf.base.user_paths import relative_to_cwd
-from rlhf.report.alarms import doubts_of_alarms, find_doubts
-from rlhf.report.charts import read_metric_series
+from rlhf.report.alarms import read_doubts
 from rlhf.report.next_commands import suggest_commands
 from rlhf.run.policies import DERIVED, DERIVED_MODELS, POLICIES
 from rlhf.run.step_alarms import Alarm, describe_divergence, read_alarms
@@ -67,8 +66,7 @@ def print_summary(console: Console, result: Mapping[str, Any], run_dir: Path, ve
     console.say("")
     console.show(summary_table(result, summary_title(result, alarms)))
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    found = find_doubts(result["phases"], read_metric_series(run_dir))
-    doubts = [doubt.line for doubt in [*doubts_of_alarms(alarms), *found]]
+    doubts = [doubt.line for doubt in read_doubts(run_dir)]
     sections = (
         [versions] if versions else [],  # a run that an alarm stopped has no versions
         replaced_kernel_lines(result),

@@ -150,7 +150,7 @@ def _escape_cell(text: str) -> str:
 
 
 def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bool) -> str:
-    """Return fenced Python code that prints the model's answer to the shortest prompt.
+    """Return Python code that prints the model's answer to the shortest prompt.
 
     With a chat template the example passes a message, otherwise the prompt itself.
     """
@@ -163,7 +163,7 @@ def python_example(folder: str, prompts: Iterable[str], *, has_chat_template: bo
 
 
 def scorer_example(folder: str, text: str) -> str:
-    """Return fenced Python code that prints the reward model's score of ``text``."""
+    """Return Python code that prints the reward model's score of ``text``."""
     return _fill_example("scorer", folder, text)
 
 

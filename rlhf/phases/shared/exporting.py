@@ -26,6 +26,8 @@ from rlhf.run.model_folder import (
     tensors_to_save,
 )
 
+FENCED = "\n\n```python\n{}```"  # an example on a model card
+
 
 class Export(NamedTuple):
     """A model to save: its class and config, and its tensors by name, which may be shards."""
@@ -128,13 +130,13 @@ def save_export(
         description = f"{what} {made}, {settings}."
         if answers:
             store_sampling_settings(export.model, context.config, phase=folder.parent.name)
-            description += f"\n\n{_example_call(context, folder)}"
+            description += FENCED.format(_example_call(context, folder))
         else:
             description += " Pad batches on the right: with other padding GPT-2 gives wrong scores."
             export.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
             if example is not None and export.save is save_from_stream and not export.write_more:
                 model_folder = f"{folder.parent.name}/{folder.name}"
-                description += f"\n\n{scorer_example(model_folder, example)}"
+                description += FENCED.format(scorer_example(model_folder, example))
         rows = {str(p): (len(part.train), len(part.eval)) for p, part in context.parts.items()}
         description += origin_sections(context.run_dir, rows=rows)
         scorer = context.config.reward_model if folder.parent.name == Phase.reward else None
