@@ -39,7 +39,7 @@ from rlhf.report.comparison import _reward_model_hash
 from rlhf.report.page import LocalRequest, LocalServer
 from rlhf.run.phase_state import remove_stale_checkpoints
 from rlhf.watch.__main__ import build_draw_function
-from rlhf.watch.progress import _is_process_alive
+from rlhf.watch.progress import is_process_alive
 from tests.conftest import Compose
 from tests.fuzz import stores
 from tests.fuzz.case import Case, Verdict, judged
@@ -187,7 +187,7 @@ def test_small_files_of_others_cause_no_traceback(tmp_path: Path) -> None:
     write_text_atomically(tmp_path / "page.html", "a\ud800b")
     assert (tmp_path / "page.html").read_text() == "a?b"
     (tmp_path / "run.lock").write_text(f"process {'1' * 5000} on host\n")
-    assert _is_process_alive(tmp_path) is None
+    assert is_process_alive(tmp_path) is None
 
 
 def test_one_evaluation_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,16 +152,11 @@ def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[Doubt
         "equal_groups": [share for _, share in series.get("ppo/equal_group_share", ())],
     }
     for name, shares in shares_by_doubt.items():
-        if _lacks_learning_signal(shares, has_risen=has_risen):
+        has_converged = has_risen and min(shares[:1], default=1.0) < 1
+        if mean_of(shares) > MOST_WITHOUT_SIGNAL and not has_converged:
             share = mean_of(shares)
             yield _doubt(name, count=sum(shares), steps=len(shares), share=share)
             return
-
-
-def _lacks_learning_signal(equal_shares: Sequence[float], *, has_risen: bool) -> bool:
-    """Return True if the shares of equal scores, one per step, leave too little to learn from."""
-    has_converged = has_risen and min(equal_shares[:1], default=1.0) < 1
-    return mean_of(equal_shares) > MOST_WITHOUT_SIGNAL and not has_converged
 
 
 def _equal_score_flags(series: PointsByMetric, name: str) -> list[float]:

@@ -42,6 +42,7 @@ from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
 from rlhf.config.run_dir import RUNS
 from rlhf.config.schema.keys import NO_PHASE, format_value
 from rlhf.config.schema.rewards import RewardTerm
+from rlhf.report.gain import values_around
 from rlhf.report.summary import describe_objective
 
 FEWEST_SEEDS = 3  # with two seeds, the interval would be ± 12.7 standard errors
@@ -181,6 +182,10 @@ def read_compared_run(folder: Path) -> ComparedRun:
                 measures.setdefault(measure.title, values[measure.key])
                 before = f"{measure.key.removesuffix('_after')}_before"
                 starts.setdefault(measure.title, values.get(before))
+    ppo = result["phases"].get("ppo", {})
+    for judge in ppo.get("judge_gains", {}):
+        title = f"judge {judge}"
+        starts[title], measures[title] = values_around(ppo, judge)
     measures["minutes"] = 60 * result["measured"]["hours"]
     starts["objective"] = starts.get("gold", starts.get("score"))
     known = {title: value for title, value in measures.items() if value is not None}
@@ -261,6 +266,9 @@ def measure_meanings(
         "perplexity": f"of {_data_and_tokenizer_name(keys)}",
     }
     objective = describe_objective(phases)
+    for judge in phases.get("ppo", {}).get("judge_gains", {}):
+        of_judge = {key: value for key, value in keys.items() if f"rewards.{judge}." in key}
+        meanings[f"judge {judge}"] = f"by rewards.{judge} {_short_hash(of_judge)}"
     words = objective.replace("gold score", "")
     measure = next((title for title in meanings if title in words), None)
     return meanings | {"objective": f"{objective}, {meanings[measure]}" if measure else objective}
@@ -325,7 +333,8 @@ def find_tried(
     folder, or was tried before all others.
     """
     compared = [run.folder.resolve() for setting in settings for run in setting.runs]
-    places = sorted({registry.resolve()} if registry else {*map(_find_registry, compared)})
+    near = {next((f for f in run.parents if f.name == RUNS.name), run.parent) for run in compared}
+    places = sorted({registry.resolve()} if registry else near)
     keys_of_run = {folder: _read_keys(folder) for folder in compared}
     for place in places:
         # Other folders are searched one level deep only: one of them may be a whole home folder.
@@ -364,11 +373,6 @@ def describe_unlikeness(settings: Sequence[Setting]) -> str:
         return ""
     named = ", ".join(keys[:MOST_KEYS]) + ", ..." * (len(keys) > MOST_KEYS)
     return f"Not a fair comparison: {len(keys)} keys differ ({named}), data or model among them"
-
-
-def _find_registry(run: Path) -> Path:
-    """Return the nearest folder above ``run`` with the name ``runs``; without one, run's parent."""
-    return next((folder for folder in run.parents if folder.name == RUNS.name), run.parent)
 
 
 def _read_keys(folder: Path) -> dict[str, str]:

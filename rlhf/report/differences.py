@@ -232,7 +232,10 @@ def variance_over_prompts(pair: RunPair, title: str) -> float | None:
     share these if their answers before PPO (with the same random numbers) have equal lengths.
     """
     before, after = ([run.by_prompt.get(when, {}) for run in pair] for when in ("before", "after"))
-    ours, theirs = (values.get(VALUES_BY_PROMPT.get(title, ""), []) for values in after)
+    ours, theirs = (
+        values.get(VALUES_BY_PROMPT.get(title, title.replace("judge ", "parts/")), [])
+        for values in after
+    )
     gains = [b - a for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
     has_same_prompts = before[0].get("tokens") == before[1].get("tokens") is not None
     is_complete = 1 < len(gains) == len(ours) == len(theirs)

@@ -86,8 +86,8 @@ def read_gain(phases: Mapping[str, Mapping[str, Any]]) -> Gain | None:
         for key, judge in names.items():
             if key in own_judges or f"{key}_before" in measures:
                 interval = judge_intervals(measures).get(judge, measures.get(f"{key}_gain_ci"))
-                score = _values(measures, TRAINED_ON) if is_score_alone(measures) else None
-                return Gain(key, judge, *_values(measures, key), interval, score)
+                score = values_around(measures, TRAINED_ON) if is_score_alone(measures) else None
+                return Gain(key, judge, *values_around(measures, key), interval, score)
     return None
 
 
@@ -109,7 +109,7 @@ def least_score_gain(measures: Mapping[str, Any]) -> float:
     return float(measures.get(f"{TRAINED_ON}_gain_ci", (0.0,))[0] or 0.0)
 
 
-def _values(measures: Mapping[str, Any], key: str) -> tuple[float, float]:
+def values_around(measures: Mapping[str, Any], key: str) -> tuple[float, float]:
     """Return a measure before and after a phase; for the run's own judges, their parts of score."""
     parts = (measures.get(f"{TRAINED_ON}_parts_{when}", {}) for when in ("before", "after"))
     before, after = (values.get(key, math.nan) for values in parts)

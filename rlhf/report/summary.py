@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -211,10 +212,6 @@ def list_files_of_run(run_dir: Path) -> list[str]:
     return ["Files of this run", *lines]
 
 
-def _sft_rows(sft: Mapping[str, Any]) -> Iterator[SummaryRow]:
-    yield _before_after_row("held-out perplexity", sft, "perplexity")
-
-
 def _reward_rows(reward: Mapping[str, Any]) -> Iterator[SummaryRow]:
     yield from _accuracy_rows(reward)
     if "best_possible_accuracy" in reward:
@@ -239,11 +236,6 @@ def _ppo_rows(ppo: Mapping[str, Any]) -> Iterator[SummaryRow]:
     for label, key in RETURNS_TO_COMPARE.items():
         if key in ppo:
             yield SummaryRow(f"  {label}", after=_number_text(ppo[key]))
-
-
-def _dpo_rows(dpo: Mapping[str, Any]) -> Iterator[SummaryRow]:
-    yield from _accuracy_rows(dpo)
-    yield from _policy_rows(dpo)
 
 
 RETURNS_TO_COMPARE = {"optimal return": "optimum", "random turns' return": "random_return"}
@@ -294,10 +286,10 @@ def _gain_rows(measures: Mapping[str, Any], key: str) -> Iterator[SummaryRow]:
 
 
 PHASE_ROWS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[SummaryRow]]] = {
-    "sft": _sft_rows,
+    "sft": lambda sft: iter([_before_after_row("held-out perplexity", sft, "perplexity")]),
     "reward": _reward_rows,
     "ppo": _ppo_rows,
-    "dpo": _dpo_rows,
+    "dpo": lambda dpo: chain(_accuracy_rows(dpo), _policy_rows(dpo)),
 }
 
 

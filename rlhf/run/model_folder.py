@@ -81,17 +81,9 @@ def save_from_stream(
     folder: Path, model: PreTrainedModel, stream: Stream, *, shard_bytes: int
 ) -> None:
     """Write config and weights of ``model`` as transformers does, with weights from ``stream``."""
-    _save_without_weights(folder, model)
-    write_shards(folder, rename_to_saved_names(model, stream), shard_bytes)
-
-
-def _save_without_weights(folder: Path, model: PreTrainedModel) -> None:
-    """Write the files of ``model.save_pretrained`` without the weights.
-
-    It imports DeepSpeed, in about two seconds, which a run on one CPU rank does not need.
-    """
     from transformers.dynamic_module_utils import custom_object_save
 
+    # model.save_pretrained imports DeepSpeed in about two seconds; one CPU rank does not need it.
     config = model.config
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.architectures = [type(model).__name__]
@@ -100,6 +92,7 @@ def _save_without_weights(folder: Path, model: PreTrainedModel) -> None:
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
+    write_shards(folder, rename_to_saved_names(model, stream), shard_bytes)
 
 
 def rename_to_saved_names(model: PreTrainedModel, stream: Stream) -> Iterator[NamedTensor]:

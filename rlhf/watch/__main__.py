@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf.base.command import Result, build_command_parser, run_to_exit_code
 from rlhf.base.intervals import mean_of
+from rlhf.base.stored_files import find_entries
 from rlhf.base.user_paths import expand_user_path
 from rlhf.config.freeze import FROZEN, read_frozen_keys
-from rlhf.config.run_dir import find_run_dir
+from rlhf.config.run_dir import LATEST, LOCK, RUNS, find_run_dir
 from rlhf.report.charts import Point
 from rlhf.run.console import Console, literal_text
 from rlhf.watch.live_run import LiveRun, LiveSweep
 from rlhf.watch.live_server import WatchServer
-from rlhf.watch.progress import PhaseProgress, short_number_text, time_text
+from rlhf.watch.progress import PhaseProgress, is_process_alive, short_number_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -175,7 +176,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _watch(options: argparse.Namespace) -> Result | None:
-    folder = find_run_dir(options.folder).resolve()  # runs/latest may change
+    starting = _find_newest_running() if options.folder in (None, str(LATEST)) else None
+    folder = (starting or find_run_dir(options.folder)).resolve()  # runs/latest may change
     if options.json:
         return Result(read_snapshot(folder))
     if options.terminal:
@@ -190,6 +192,12 @@ def _watch(options: argparse.Namespace) -> Result | None:
         )
         server.serve_forever()
     return None
+
+
+def _find_newest_running() -> Path | None:
+    """Return the run in runs/ that began last, if it runs: runs/latest names it after a step."""
+    locks = sorted(find_entries(RUNS, f"*/*/{LOCK}"), key=lambda lock: lock.stat().st_mtime)
+    return next((lock.parent for lock in locks[-1:] if is_process_alive(lock.parent)), None)
 
 
 def read_snapshot(folder: Path) -> dict[str, Any]:

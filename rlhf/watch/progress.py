@@ -181,7 +181,7 @@ class RunProgress:
         if self._line_time is not None:
             age = time.monotonic() - self._line_time
         last_sign = f"{'began' if written is None else 'last line'} {age_text(age)} ago"
-        is_alive = _is_process_alive(self.folder)
+        is_alive = is_process_alive(self.folder)
         late = self._pace_if_late(age)
         if late is None and (is_alive or (is_alive is None and age < LONG_SILENT)):
             doing = "starting" if written is None else "running"
@@ -220,7 +220,7 @@ def _age(path: Path) -> float | None:
         return None
 
 
-def _is_process_alive(folder: Path) -> bool | None:
+def is_process_alive(folder: Path) -> bool | None:
     """Return True if the process in the lock file runs; None if it is not of this machine."""
     try:
         match = re.fullmatch(r"process (\d{1,9}) on (\S+)\n", read_stored_text(folder / LOCK) or "")

@@ -23,10 +23,6 @@ def a_folder(path: Path, text: str) -> None:
     (path / "inside").write_text(text)
 
 
-def a_link(path: Path, text: str) -> None:
-    path.symlink_to(text)
-
-
 def content(path: Path) -> str:
     if path.is_symlink():
         return path.readlink().as_posix()
@@ -40,7 +36,7 @@ def replace(path: Path, make: Callable[[Path, str], None], text: str, *, fails: 
             raise RuntimeError("stopped half way")
 
 
-@pytest.mark.parametrize("make", [a_file, a_folder, a_link])
+@pytest.mark.parametrize("make", [a_file, a_folder, Path.symlink_to])
 def test_new_content_comes_whole_or_not_at_all(
     tmp_path: Path, make: Callable[[Path, str], None]
 ) -> None:

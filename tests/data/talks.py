@@ -74,10 +74,6 @@ def read(*talks: list[dict[str, Any]], **columns: Any) -> list[tuple[int, Record
     return list(enumerate(to_records(rows, source="t.jsonl").records))
 
 
-def to_parts(turn: dict[str, Any]) -> dict[str, Any]:
-    return turn | {"content": [{"type": "text", "text": turn["content"]}]}
-
-
 def compare_with_transformers(
     encoder: Encoder, tokenizer: Any, name: str, *, in_parts: bool = False
 ) -> str:
@@ -99,7 +95,8 @@ def compare_with_transformers(
             found.append((before + context, ids))
             before = before + context + ids
     asked = [index for index, turn in enumerate(talk) if turn["role"] == "assistant"]
-    talk = [to_parts(turn) for turn in talk] if in_parts else talk
+    if in_parts:
+        talk = [turn | {"content": [{"type": "text", "text": turn["content"]}]} for turn in talk]
     render = partial(tokenizer.apply_chat_template, tools=tools, tokenize=True, return_dict=False)
     openings = render([talk[:index] for index in asked], add_generation_prompt=True)
     wholes = render([talk[: index + 1] for index in asked])

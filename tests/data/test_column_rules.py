@@ -14,12 +14,8 @@ KEY = "data.sets.pets.columns"
 def convert(columns: dict[str, str], *values: dict[str, Any]) -> Converted:
     rows = [Row("pets.jsonl", number, row) for number, row in enumerate(values, 1)]
     converted = parse_columns(columns, key=KEY).convert(rows, source="pets.jsonl")
-    return converted._replace(records=[as_text(record) for record in converted.records])
-
-
-def as_text(record: Record) -> Record:
-    """Return the record without its messages and its place."""
-    return record._replace(messages=None, place=None)
+    texts = [record._replace(messages=None, place=None) for record in converted.records]
+    return converted._replace(records=texts)
 
 
 # -------------------------------------------------------------------------------------------- paths

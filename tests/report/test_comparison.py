@@ -214,6 +214,8 @@ PHASES = {
     "reward": {"accuracy": 0.8, "accuracy_ci": [0.7, 0.9], "seconds": 1.0},
     "ppo": {"score_before": 0.1, "score_after": 3.3, "kl_to_reference": 1.0, "seconds": 1.0},
 }
+PHASES["ppo"] |= {f"score_parts_{end}": {"right": 0.9} for end in ("before", "after")}
+PHASES["ppo"] |= {"judge_gains": {"right": [0.0, 0.0]}}
 PHASES = {name: each | {"measured": {"hours": 0.1}} for name, each in PHASES.items()}
 
 
@@ -248,13 +250,16 @@ def test_only_what_has_one_meaning_is_compared(folder_of: FolderOf) -> None:
     other = folder_of("c", "ppo.kl_ctl=0.5", weights="another")
     imitated = folder_of("d", "phase=sft", last="sft")
     (ours, theirs) = group_runs_by_setting([first, child])
-    starts = [first.starts[title] for title in ("score", "objective", "perplexity")]
-    assert starts == [0.1, 0.1, 9.0]
+    starts = [first.starts[title] for title in ("score", "objective", "perplexity", "judge right")]
+    assert starts == [0.1, 0.1, 9.0, 0.9]
     assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
     assert compare_with_first([ours, theirs]).left_out == {}
     found = compare_with_first(group_runs_by_setting([first, other]))
     assert list(found.left_out) == ["objective", "score"]
     assert re.fullmatch(r"by reward model \w{8}; by reward model \w{8}", found.left_out["score"])
+    learned = "+rewards.learned={kind: model}"
+    judged = [folder_of(n, learned, f"+rewards.right={{kind: stop, weight: {n}}}") for n in "01"]
+    assert "judge right" in compare_with_first(group_runs_by_setting(judged)).left_out
     settings = group_runs_by_setting([first, imitated])
     assert [each.values["phase"] for each in settings] == ["ppo", "sft"]
     assert "minus the held-out perplexity" in compare_with_first(settings).left_out["objective"]

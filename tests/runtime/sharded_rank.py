@@ -47,11 +47,6 @@ def inner(model: Any) -> Any:
     return model.pretrained if isinstance(model, Scorer) else model
 
 
-def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the safetensors files of a folder."""
-    return {n: t for file in folder.glob("*.safetensors") for n, t in load_file(file).items()}
-
-
 def sharded_engine(dtype: Dtype, ranks: Ranks) -> Any:
     """Arguments of an engine whose weights are all sharded, however small."""
     zero = zero_config(stage=3, param_persistence_threshold=0)
@@ -96,7 +91,10 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
     if ranks.is_main:
         state = dict(merge_adapters_in_stream(inner(whole), expected.items()))
         inner(whole).save_pretrained(folder / "by transformers", state_dict=dict(state))
-        saved, reference = (tensors_in(place) for place in (folder, folder / "by transformers"))
+        saved, reference = (
+            {n: t for file in place.glob("*.safetensors") for n, t in load_file(file).items()}
+            for place in (folder, folder / "by transformers")
+        )
         assert saved.keys() == reference.keys(), name
         assert all(torch.equal(saved[key], reference[key]) for key in saved), name
         assert len(list(folder.glob("model-*"))) > 1

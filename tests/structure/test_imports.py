@@ -66,12 +66,13 @@ def repeated(names: Iterable[str]) -> list[str]:
 def file_names(paths: Iterable[str]) -> list[str]:
     """Names of files that must differ; in the grouped folders names of one group may repeat."""
     free = {Path(path).name for path in paths if path.startswith(GROUPED)}
+    schema = ROOT / "rlhf/config/schema"  # of the config groups
     return [
         name
         for path in paths
         if (name := Path(path).name) not in {"__init__.py", "__main__.py"}
         and not plugs_in(path)
-        and not (path.startswith(GROUPED) or (name in free and is_group(name)))
+        and not (path.startswith(GROUPED) or (name in free and (schema / name).exists()))
     ]
 
 
@@ -82,11 +83,6 @@ OF_OPTIONS = {"keys", "rules", "costs", "hooks"}
 def plugs_in(path: str) -> bool:
     """The file is a module that several options have."""
     return path.startswith("rlhf/options/") and Path(path).stem in OF_OPTIONS
-
-
-def is_group(name: str) -> bool:
-    """Config groups have a file of their name in ``schema``."""
-    return (ROOT / "rlhf/config/schema" / name).exists()
 
 
 def public_names(source: str) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from io import StringIO
 from pathlib import Path
 
@@ -98,3 +100,20 @@ def test_ctrl_c_leaves_the_screen_and_without_a_terminal_it_is_printed_once(
     assert "pets, seed 3" in shown
     assert "Traceback" not in rest
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [[], ["runs/latest"]])
+def test_a_run_that_has_just_begun_is_watched_before_runs_latest_names_it(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    full_run(tmp_path / "runs/pets/old")
+    (tmp_path / "runs/latest").symlink_to("pets/old")
+    lock = started_run(tmp_path / "runs/pets/new") / "run.lock"
+    for process, expected in ((os.getpid(), "new"), (999_999_999, "old")):
+        lock.write_text(f"process {process} on {socket.gethostname()}\n")
+        assert command.main([*words, "--json"]) == 0
+        assert read_document("watch", capsys.readouterr().out)["folder"].endswith(expected)

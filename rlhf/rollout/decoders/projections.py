@@ -6,6 +6,7 @@ Shapes: ... = any leading dimensions, I = inputs, O = outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -93,10 +94,6 @@ class PackedProjection:
 Projection = PlainProjection | PackedProjection
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
 class Activation(NamedTuple):
     """An activation function and its names in oneDNN and decode.c."""
 
@@ -106,7 +103,8 @@ class Activation(NamedTuple):
 
 
 # The keys of ACTIVATIONS are the names of activations in transformers.
-GELU_TANH = Activation(_gelu_tanh, ("gelu", "tanh"), decode.CompiledActivation.gelu_tanh)
+APPROXIMATE_GELU = partial(functional.gelu, approximate="tanh")
+GELU_TANH = Activation(APPROXIMATE_GELU, ("gelu", "tanh"), decode.CompiledActivation.gelu_tanh)
 ACTIVATIONS = {
     None: Activation(lambda x: x, ("none", ""), decode.CompiledActivation.none),
     "relu": Activation(torch.relu, ("relu", ""), decode.CompiledActivation.relu),
