@@ -47,6 +47,7 @@ from rlhf.config.roles import given_reward_model, tokenizer_base
 from rlhf.config.schema.data import drop_shares_of_absent_phases
 from rlhf.config.schema.keys import AtResume, format_value
 from rlhf.config.schema.model import ModelConfig
+from rlhf.config.schema.rewards import DEFAULTS_OF_PART
 from rlhf.config.schema.run import RunConfig
 from rlhf.config.typed import to_run_config
 from rlhf.config.validation import refuse_secret_values
@@ -388,6 +389,11 @@ def describe_differences_from_source(config: RunConfig) -> list[str]:
     if last not in finished.phase.order:
         return []
     values, source_values = (values_that_affect(c, frozenset({last})) for c in (config, finished))
+    for each in (values, source_values):
+        each["rewards"] = {
+            name: {key: value for key, value in part.items() if value != DEFAULTS_OF_PART[key]}
+            for name, part in each.get("rewards", {}).items()
+        }
     changes = [
         f"{key}={format_value(value)} instead of {format_value(source_values[key])}"
         for key, value in values.items()

@@ -8,7 +8,7 @@ its reference or exploits its reward, rewards that fail, and scores that are equ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 

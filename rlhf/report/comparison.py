@@ -18,7 +18,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ from rlhf.config.effects import effect_of
 from rlhf.config.freeze import COMMAND, FROZEN, read_frozen_keys
 from rlhf.config.run_dir import RUNS
 from rlhf.config.schema.keys import NO_PHASE, format_value
-from rlhf.config.schema.rewards import RewardTerm
+from rlhf.config.schema.rewards import DEFAULTS_OF_PART
 from rlhf.report.gain import values_around
 from rlhf.report.summary import describe_objective
 
@@ -59,10 +58,6 @@ BELOW = r"(?:\n(?:\1  .*)?)*"
 KEY_AND_VALUE = re.compile(
     rf"^( *)([^\s:#-][^:\n]*):(?: (.+{BELOW})|((?:\n\1-.*{BELOW})+)|)$", re.MULTILINE
 )
-DEFAULTS_OF_PART = {
-    f.name: f.default if f.default_factory is MISSING else f.default_factory()
-    for f in fields(RewardTerm)
-}
 SEEDS = ("seed", "data.seed")  # keys in which runs of one setting may differ
 MOST_KEYS = 4  # most keys that describe_unlikeness names
 RESULTS = (RESULT, METRICS)  # a run without these files has shown nothing yet
@@ -209,8 +204,9 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
     seen: Counter[str] = Counter()
     for run in runs:
         values = {key: run.keys[key] for key in varied if key in run.keys and key not in SEEDS}
-        for key in [key for key in values if _is_default_of_part(key, values[key])]:
-            if any(key not in other.keys for other in runs):
+        for key in [key for key in values if key.startswith("rewards.")]:
+            is_default = values[key] == DEFAULTS_OF_PART.get(key.rpartition(".")[2], key)
+            if is_default and any(key not in other.keys for other in runs):
                 del values[key]
         keys_text = json.dumps(run.keys)
         seen[keys_text] += 1
@@ -218,12 +214,6 @@ def group_runs_by_setting(runs: Sequence[ComparedRun]) -> list[Setting]:
             values["repeat"] = seen[keys_text]
         settings.setdefault(json.dumps(values), Setting(values, [])).runs.append(run)
     return list(settings.values())
-
-
-def _is_default_of_part(key: str, value: Any) -> bool:
-    """Return True if ``key`` belongs to a part of ``rewards``, and ``value`` is its default."""
-    group, _, name = key.rpartition(".")
-    return group.startswith("rewards.") and value == DEFAULTS_OF_PART.get(name, key)
 
 
 def mean_over_seeds(values: Sequence[float]) -> Estimate:

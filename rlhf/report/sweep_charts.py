@@ -151,13 +151,10 @@ def _metric_charts(panel: Panel, series: Sequence[Sequence[PointsByMetric]]) -> 
             healthy=METRICS[metric].healthy_range,
         )
         for title, metric in zip(titles, panel.metrics, strict=True)
-        if metric == panel.metrics[0] or _is_on(metric, series)
+        if metric == panel.metrics[0]
+        # The metric of an option that is switched off is always 0.
+        or any(y for runs in series for run in runs for _, y in run.get(metric, ()))
     ]
-
-
-def _is_on(metric: str, series: Sequence[Sequence[PointsByMetric]]) -> bool:
-    """Return True if a metric is not always 0; it is if its option is switched off."""
-    return any(y for runs in series for run in runs for _, y in run.get(metric, ()))
 
 
 def _run_names_text(setting: Setting) -> str:

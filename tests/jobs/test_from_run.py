@@ -132,10 +132,11 @@ def test_keys_of_ppo_that_the_command_leaves_at_other_values_are_named(
     assert "micro_batch" not in line
     again = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3")
     assert describe_differences_from_source(again) == []
-    other = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3", "seed=2")
+    words = ["seed=2", "+rewards.model={kind: model}"]
+    other = taken(compose, source, "experiment=smoke", "ppo.kl_ctl=0.3", *words)
     assert other.data.seed == 1, "which is no difference: the data are the same"
     (line,) = describe_differences_from_source(other)
-    assert line.endswith(": seed=2 instead of 1")
+    assert line.endswith(": seed=2 instead of 1, rewards={model: {kind: model}} instead of {}")
 
 
 BRIEF = "+rewards.brief={kind: length, most: 12}"

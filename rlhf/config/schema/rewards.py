@@ -111,6 +111,12 @@ KEYS_BY_KIND = {
 }
 
 
+DEFAULTS_OF_PART = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory()
+    for each in fields(RewardTerm)
+}
+
+
 def check_rewards(config: RunConfig) -> None:
     """Check every part of the score, and that the run has the models that the parts need."""
     source, parts = config.data.source, config.rewards
