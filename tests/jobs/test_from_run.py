@@ -159,4 +159,4 @@ def test_rewards_of_the_command_replace_the_reward_model(
     assert config.phase.order == order
     line = "".join(describe_differences_from_source(config))
     assert "<" not in line, "no Python"
-    assert ("rewards={brief: {kind: length, weight: 1.0," in line) == (BRIEF in words)
+    assert ("rewards={brief: {kind: length, most: 12}" in line) == (BRIEF in words)
