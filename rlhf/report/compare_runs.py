@@ -108,7 +108,8 @@ def comparison_table(settings: Sequence[Setting], comparison: SettingsComparison
 
     table = Table(box=box.SIMPLE_HEAD)
     baseline = next((n for n, s in enumerate(settings, 1) if s is comparison.baseline), 1)
-    columns = ("measure", "setting", "mean", f"minus setting {baseline}", "")
+    columns = ["measure", "setting", "mean"]
+    columns += [f"minus setting {baseline}", ""] if settings[1:] else []
     for title in columns:
         table.add_column(title, justify="left" if title in {"measure", ""} else "right")
     for title in comparison.titles:
@@ -117,11 +118,9 @@ def comparison_table(settings: Sequence[Setting], comparison: SettingsComparison
             if (mean := setting.estimates().get(title)) is None:
                 continue
             difference = comparison.differences.get((number, title))
-            cells = [estimate_text(difference.estimate, "+")] if difference else [""]
-            table.add_row(
-                *(next(measure_cell, ""), str(number + 1), estimate_text(mean)),
-                *(*cells, comparison.verdict_text(number, title)),
-            )
+            minus = estimate_text(difference.estimate, "+") if difference else ""
+            cells = (next(measure_cell, ""), str(number + 1), estimate_text(mean), minus)
+            table.add_row(*(*cells, comparison.verdict_text(number, title))[: len(columns)])
         table.add_section()
     return table
 
@@ -356,14 +355,14 @@ def describe_doubts(number: int, setting: Setting) -> str:
         return ""
     name, line = next(iter(doubted.items()))
     return (
-        f"{len(doubted)} of {len(setting.runs)} runs of setting {number} give reason for "
-        f"doubt; {name}: {line}"
+        f"{len(doubted)} of {len(setting.runs)} runs of setting {number} "
+        f"{'gives' if len(doubted) == 1 else 'give'} reason for doubt; {name}: {line}"
     )
 
 
 def _objective_title(comparison: SettingsComparison) -> str:
-    """Return "objective", or "gold" if the objective is hidden because it is the gold score."""
-    return "objective" if "objective" in comparison.titles else "gold"
+    """Return "objective", or the measure that it repeats, for which it is hidden."""
+    return next(title for title in ("objective", "gold", "score") if title in comparison.titles)
 
 
 def _tables_and_charts(

@@ -270,7 +270,8 @@ def _scorer_name(folder: Path, keys: Mapping[str, Any]) -> str:
     kinds = {value for key, value in parts.items() if re.fullmatch(r"rewards\.[^.]+\.kind", key)}
     if not parts and keys.get("reward_model.init") == ModelInit.gold:
         return "the judge"
-    names = [f"rewards {_short_hash(parts)}"] if parts else []
+    parts_text = ", ".join(dict.fromkeys(key.split(".")[1] for key in parts))
+    names = [f"rewards {parts_text} ({_short_hash(parts)})"] if parts else []
     if not parts or RewardKind.model in kinds:
         names.append(f"reward model {_reward_model_hash(folder, keys)}")
     return " with ".join(names)

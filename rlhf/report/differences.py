@@ -251,14 +251,15 @@ def _seed_pairs(first: Setting, other: Setting) -> list[RunPair]:
 
 
 def _is_redundant(title: str, titles: Mapping[str, None], settings: Sequence[Setting]) -> bool:
-    """Return True if a measure repeats the gold score, or all settings have the same values of it.
+    """Return True if a measure repeats another, or all settings have the same values of it.
 
     PPO runs can share the accuracy and the perplexity of earlier phases: then all runs with the
     same seed have the same value.
     """
-    if title == "objective" and "gold" in titles:
-        return True
     runs = [run for setting in settings for run in setting.runs if title in run.measures]
+    if title == "objective":
+        is_score = all(run.measures["objective"] == run.measures.get("score") for run in runs)
+        return "gold" in titles or is_score
     values = {(run.seeds, run.measures[title]) for run in runs}
     return title in OF_EARLIER_PHASES and len(values) == len({run.seeds for run in runs})
 

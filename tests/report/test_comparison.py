@@ -255,7 +255,7 @@ def test_only_what_has_one_meaning_is_compared(folder_of: FolderOf) -> None:
     assert (ours.label, theirs.label) == ("ppo.kl_ctl=0.28", "ppo.kl_ctl=0.5")
     assert compare_with_first([ours, theirs]).left_out == {}
     found = compare_with_first(group_runs_by_setting([first, other]))
-    assert list(found.left_out) == ["objective", "score"]
+    assert list(found.left_out) == ["score"]
     assert re.fullmatch(r"by reward model \w{8}; by reward model \w{8}", found.left_out["score"])
     learned = "+rewards.learned={kind: model}"
     judged = [folder_of(n, learned, f"+rewards.right={{kind: stop, weight: {n}}}") for n in "01"]
