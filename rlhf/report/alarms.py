@@ -111,6 +111,8 @@ def _policy_doubts(phase: str, measures: Mapping[str, Any]) -> Iterator[Doubt]:
         or_penalty = " or ppo.missing_end_penalty" if phase == "ppo" else ""
         yield _doubt("few_ended", phase=phase, ended=ended, or_penalty=or_penalty)
     kl = measures.get("kl_to_reference")
+    if phase == "dpo" and kl is not None and kl < MOST_KL_UNMOVED:
+        yield _doubt("dpo_stayed", phase=phase, kl=kl)
     has_mastered = "return_after" in measures and least_score_gain(measures) > 0  # of a game
     if kl is not None and after and kl / after > MOST_KL and not has_mastered:
         yield _doubt("kl", kl=kl / after, most=MOST_KL, **values)

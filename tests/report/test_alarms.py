@@ -159,8 +159,9 @@ def test_a_reward_that_fails_is_doubted_even_if_the_score_rose() -> None:
 
 def test_dpo_is_doubted_as_reward_model_and_policy() -> None:
     measures = {"accuracy_ci": [0.4, 0.6], "response_tokens_before": 9.0}
-    measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.1}
-    assert [line.split(":")[0] for line in doubt_lines({"dpo": measures}, {})] == ["dpo", "dpo"]
+    measures |= {"response_tokens_after": 1.0, "kl_to_reference": 0.05}
+    begun = [line[9:23] for line in doubt_lines({"dpo": measures}, {})]
+    assert begun == ["95 % interval ", "mean response ", "policy hardly "]
 
 
 def test_advice_for_dpo_names_keys_that_dpo_reads() -> None:

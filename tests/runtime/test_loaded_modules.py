@@ -15,7 +15,6 @@ ON = {"phase_store"}
 
 
 def modules_of_command(file: Path, *words: str) -> set[str]:
-    """Return the modules of a launch in a new interpreter, not one that has imported any before."""
     run = python("-m", "tests.loaded_modules", file, *words, popen=subprocess.Popen)
     assert run.returncode == 0, run.stderr
     return set(file.read_text().split())
