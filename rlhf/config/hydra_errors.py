@@ -372,7 +372,11 @@ def _composition_error(error: HydraException, overrides: Sequence[str]) -> Confi
         siblings = map(str, parent) if isinstance(parent, DictConfig) else ()
         # Hydra names only the group of a key in ppo={lr: 3}.
         whole = getattr(cause, "full_key", None) if match[1] in schema_types() else None
-        return unknown_key_error(whole or match[1], siblings)
+        first = unknown_key_error(whole or match[1], siblings)
+        typed = [word.lstrip("+").partition("=")[0] for word in overrides]
+        foreign = [key for key in typed if key in own_keys_by_foreign_key().keys() - {match[1]}]
+        others = map(unknown_key_error, [key for key in foreign if key not in schema_types()])
+        return ConfigError(" ".join(map(str, (first, *others))))
     reason = " ".join(str(error).split())
     if match := re.match(rf"{CHOSEN_TWICE}([^. ]+)", reason):
         word = next((each for each in overrides if each.startswith(f"+{match[1]}=")), match[1])

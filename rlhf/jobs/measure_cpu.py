@@ -27,10 +27,11 @@ def measure_cpu() -> CpuRates:
     threads = torch.get_num_threads()
     set_torch_threads(num_usable_cores())
     wall, cpu = time.perf_counter(), time.thread_time()
+    buffer = torch.ones(BUFFER)
     rates = CpuRates(
         bf16_tflops=_measure_matmul_tflops(torch.bfloat16) if multiplies_bf16() else 0.0,
         fp32_tflops=_measure_matmul_tflops(torch.float32),
-        bandwidth_gb=_measure_read_gb_per_second(),
+        bandwidth_gb=buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9,
         call_microseconds=_measure_microseconds_per_call(),
     )
     set_torch_threads(threads)
@@ -43,11 +44,6 @@ def measure_cpu() -> CpuRates:
 def _measure_matmul_tflops(dtype: torch.dtype) -> float:
     a = torch.ones(SIZE, SIZE, dtype=dtype)
     return 2 * SIZE**3 / _fastest_seconds(lambda: a @ a) / 1e12
-
-
-def _measure_read_gb_per_second() -> float:
-    buffer = torch.ones(BUFFER)
-    return buffer.nbytes / _fastest_seconds(buffer.sum) / 1e9
 
 
 def _measure_microseconds_per_call() -> float:
