@@ -299,11 +299,14 @@ def _malformed_override_error(error: OverrideParseException) -> ConfigError:
     override = shorten(error.override)
     key, has_value, value = override.partition("=")
     if not has_value:
-        typed = f"{key.rstrip(':')}=VALUE" if key.rstrip(":") in schema_types() else "KEY=VALUE"
+        is_key = key.rstrip(":") in schema_types()
+        typed, near = (key.rstrip(":"), "") if is_key else ("KEY", did_you_mean(key, TOOLS))
         return ConfigError(
-            f"cannot read {override}: it has no =; write {typed} without spaces around =, and a "
-            f"value with spaces in two pairs of quotes: \"name='my run'\"{did_you_mean(key, TOOLS)}"
+            f"cannot read {override}: it has no =; write {typed}=VALUE without spaces around =, "
+            f"and a value with spaces in two pairs of quotes: \"name='my run'\"{near}"
         )
+    if get_origin(schema_types().get(key)) is list and "]" not in value:  # divided at its spaces
+        return ConfigError(f"cannot read {override}: write the list without spaces: {key}=[A,B]")
     first, *others = re.split(r"[\s,]+(?=[\w.@]+=)", override)
     if others and all(each.partition("=")[0] in schema_types() for each in others):
         return ConfigError(

@@ -114,7 +114,7 @@ def propose(
     answer = [usual[name] for name in answering if name in usual][:1]
     answer = answer or [name for name in prose if name != question and name not in asked]
     if len(answer) != 1:
-        return prompt | {"chosen": CHOOSE}
+        return prompt | dict.fromkeys(["chosen", "rejected"][: max(1, len(answer))], CHOOSE)
     return prompt | {"chosen": quote(answer[0])} | grade
 
 

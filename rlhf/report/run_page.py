@@ -15,6 +15,7 @@ from rlhf.base.atomic import write_text_atomically
 from rlhf.base.packaged_yaml import read_yaml_beside
 from rlhf.base.program import launch_command
 from rlhf.base.stored_files import ANSWERS, EVALUATION
+from rlhf.base.user_paths import relative_to_cwd
 from rlhf.config.freeze import read_command
 from rlhf.options.rollout_log.report import rollout_sections
 from rlhf.report.alarms import find_doubts
@@ -68,7 +69,7 @@ def run_page(run: RunFiles) -> str:
         scripts=["tokens.js", "samples.js"],
         title=run_title(run.folder, run.config),
         verdict=read_verdict(run),
-        subtitle=run.folder,
+        subtitle=relative_to_cwd(run.folder.resolve()),
         run=run,
         tiles=[*build_tiles(run)],
         answers={title: rows for title, rows in answers.items() if rows},

@@ -200,7 +200,9 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
     if config is None:
         return
     try:
-        make = build_environment_factory(_parse_config(config))
+        kind, rewards = EnvironmentKind(config["kind"]), FailureRewards(**config["failure_rewards"])
+        typed = EnvironmentConfig(**config | {"kind": kind, "failure_rewards": rewards})
+        make = build_environment_factory(typed)
         facts = read_environment_facts(make())
     except RlhfError as error:
         yield {"error": str(error)}
@@ -217,11 +219,6 @@ def _answer_messages(messages: Iterator[Any]) -> Iterator[dict[str, Any]]:
             turn = Player(call["player"]) if "player" in call else call["text"]
             reply = episodes.step(call["episode"], turn)
         yield reply._asdict()
-
-
-def _parse_config(fields: dict[str, Any]) -> EnvironmentConfig:
-    kind, rewards = EnvironmentKind(fields["kind"]), FailureRewards(**fields["failure_rewards"])
-    return EnvironmentConfig(**fields | {"kind": kind, "failure_rewards": rewards})
 
 
 EMBEDDED: dict[EnvironmentKind, Callable[..., Environment]] = {
