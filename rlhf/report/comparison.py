@@ -257,7 +257,7 @@ def measure_meanings(
     }
     objective = describe_objective(phases)
     for judge in phases.get("ppo", {}).get("judge_gains", {}):
-        of_judge = {key: value for key, value in keys.items() if f"rewards.{judge}." in key}
+        of_judge = {k: v for k, v in keys.items() if k.startswith(f"rewards.{judge}.")}
         meanings[f"judge {judge}"] = f"by rewards.{judge} {_short_hash(of_judge)}"
     words = objective.replace("gold score", "")
     measure = next((title for title in meanings if title in words), None)

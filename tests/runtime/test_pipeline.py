@@ -92,7 +92,7 @@ def test_the_calls_that_are_printed_and_on_the_model_card_work(
     lines = suggest_commands(run_dir)
     start = lines.index("  # use the model, in Python") + 1
     card = (run_dir / "ppo" / "actor" / "README.md").read_text()
-    (on_card,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    (on_card,) = re.findall(r"```python\n(.*?\n)```\n", card, re.DOTALL)
     monkeypatch.chdir(run_dir)  # the card names the folder in the run
     for call in ("\n".join(line.strip() for line in lines[start : start + 3]), on_card):
         assert '{"role": "user", "content": "' in call

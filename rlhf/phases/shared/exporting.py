@@ -26,7 +26,7 @@ from rlhf.run.model_folder import (
     tensors_to_save,
 )
 
-FENCED = "\n\n```python\n{}```"  # an example on a model card
+FENCED = "\n\n```python\n{}\n```"  # an example on a model card
 
 
 class Export(NamedTuple):
