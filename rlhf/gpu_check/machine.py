@@ -24,11 +24,7 @@ def check_machine(_folder: Path, _size: Size) -> Iterator[Task]:
     """Yield tasks that describe this machine and check that torch computes on its GPU."""
     yield CARD, _describe_card
     yield "free memory", _check_free_memory
-    cuda = f"CUDA {torch.version.cuda or torch.version.hip} of torch"
-    yield (
-        "driver and CUDA",
-        lambda: measured_row(f"driver {read_driver_version() or 'unknown'}, {cuda}"),
-    )
+    yield "driver and CUDA", _describe_driver
     yield "kernels of torch", lambda: measured_row(", ".join(torch.cuda.get_arch_list()))
     yield "a product", _check_matmul
     yield "hardware=auto", _check_auto_profile
@@ -48,6 +44,11 @@ def _check_free_memory() -> CheckRow:
     free, total = (size / GIB for size in torch.cuda.mem_get_info())
     figure, expected = f"{free:.1f} of {total:.1f} GiB", f"at least {LEAST_FREE} GiB"
     return checked_row(free >= LEAST_FREE, figure, expected, free_gib=free, total_gib=total)
+
+
+def _describe_driver() -> CheckRow:
+    cuda = torch.version.cuda or torch.version.hip
+    return measured_row(f"driver {read_driver_version() or 'unknown'}, CUDA {cuda} of torch")
 
 
 def _check_matmul() -> CheckRow:

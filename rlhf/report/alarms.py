@@ -154,9 +154,8 @@ def _reward_doubts(series: PointsByMetric, *, has_risen: bool) -> Iterator[Doubt
         "equal_groups": [share for _, share in series.get("ppo/equal_group_share", ())],
     }
     for name, shares in shares_by_doubt.items():
-        has_converged = has_risen and min(shares[:1], default=1.0) < 1
-        if mean_of(shares) > MOST_WITHOUT_SIGNAL and not has_converged:
-            share = mean_of(shares)
+        share, has_converged = mean_of(shares), has_risen and min(shares[:1], default=1.0) < 1
+        if share > MOST_WITHOUT_SIGNAL and not has_converged:
             yield _doubt(name, count=sum(shares), steps=len(shares), share=share)
             return
 

@@ -109,8 +109,7 @@ KEYS_BY_KIND = {
     RewardKind.scorer: READ_BY_SCORERS,
     **{kind: keys for method in installed_methods() for kind, keys in method.reward_kinds.items()},
 }
-
-
+# What a key of a part is where the user has not set it.
 DEFAULTS_OF_PART = {
     each.name: each.default if each.default_factory is MISSING else each.default_factory()
     for each in fields(RewardTerm)
