@@ -98,6 +98,8 @@ def check(name: str, build: Build, dtype: Dtype, ranks: Ranks, folder: Path) -> 
         assert saved.keys() == reference.keys(), name
         assert all(torch.equal(saved[key], reference[key]) for key in saved), name
         assert len(list(folder.glob("model-*"))) > 1
+        for file in (folder / "by transformers").glob("*config.json"):
+            assert (folder / file.name).read_text() == file.read_text(), (name, file.name)
         source = ModelSource(key="k", path=str(folder))
         loaded = (build_scorer if is_scorer else build_actor)(source, small_tokenizer(), seed=9)
         for key, tensor in whole_state(inner(loaded)).items():

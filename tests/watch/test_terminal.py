@@ -102,12 +102,9 @@ def test_ctrl_c_leaves_the_screen_and_without_a_terminal_it_is_printed_once(
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("words", [[], ["runs/latest"]])
+@pytest.mark.parametrize("given", ["", "runs/latest"])
 def test_a_run_that_has_just_begun_is_watched_before_runs_latest_names_it(
-    words: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     full_run(tmp_path / "runs/pets/old")
@@ -115,5 +112,5 @@ def test_a_run_that_has_just_begun_is_watched_before_runs_latest_names_it(
     lock = started_run(tmp_path / "runs/pets/new") / "run.lock"
     for process, expected in ((os.getpid(), "new"), (999_999_999, "old")):
         lock.write_text(f"process {process} on {socket.gethostname()}\n")
-        assert command.main([*words, "--json"]) == 0
+        assert command.main([*given.split(), "--json"]) == 0
         assert read_document("watch", capsys.readouterr().out)["folder"].endswith(expected)
